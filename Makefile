@@ -1,0 +1,49 @@
+# The two commands of the README are `make demo` and `make test`. Each makes the environment from the lock first.
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
+
+# Compiled programs are kept between runs of the tests and the demo.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
+
+.PHONY: demo test test-all check format lock benchmarks clean
+
+demo: $(READY)
+	$(BIN)/covey demo
+
+test: check
+	$(BIN)/pytest -m "not slow"
+
+test-all: check
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "covey needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv module is missing: on Debian and Ubuntu, install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Needs uv. One version of each package for every Python and platform, with hashes.
+lock:
+	uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
+		--group dev pyproject.toml -o requirements.lock
+
+benchmarks: $(READY)
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .cache build dist

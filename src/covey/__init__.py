@@ -1,0 +1,56 @@
+"""Covey: federated Bayesian inference over data that never leaves its owner.
+
+Names are loaded when they are first used, so that `import covey` and `covey --help` are quick.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from covey import channel as channel
+    from covey import data as data
+    from covey import models as models
+    from covey.algorithms.fedavg import fedavg as fedavg
+    from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
+    from covey.algorithms.fedprox import fedprox as fedprox
+    from covey.algorithms.local import local as local
+    from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
+    from covey.core import cohort as cohort
+    from covey.core.faults import Faults as Faults
+    from covey.data.federated import FederatedData as FederatedData
+    from covey.data.loaders import load as load
+    from covey.experiment.run import Run as Run
+    from covey.experiment.run import run as run
+
+__version__ = version("covey")
+
+_PLACES = {
+    "channel": "covey.channel",
+    "cohort": "covey.core.cohort",
+    "data": "covey.data",
+    "models": "covey.models",
+    "fedavg": "covey.algorithms.fedavg:fedavg",
+    "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
+    "fedprox": "covey.algorithms.fedprox:fedprox",
+    "local": "covey.algorithms.local:local",
+    "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
+    "Faults": "covey.core.faults:Faults",
+    "FederatedData": "covey.data.federated:FederatedData",
+    "load": "covey.data.loaders:load",
+    "Run": "covey.experiment.run:Run",
+    "run": "covey.experiment.run:run",
+}
+__all__ = [*_PLACES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'covey' has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    value = import_module(module)
+    return getattr(value, attribute) if attribute else value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,46 @@
+"""Different channels for different parts of an upload."""
+
+import jax
+from jaxtyping import PyTree
+
+from covey.core.node import Channel
+
+
+def by_part(channels: PyTree[Channel]) -> Channel:
+    """A channel from a prefix tree of channels: each covers the part of the upload below its place.
+
+    FedAvg uploads `Up(delta, weight)`, so `by_part(Up(half(), identity()))` rounds the change and keeps the weight exact.
+    """
+    parts, structure = jax.tree.flatten(channels, is_leaf=_is_channel)
+    if not parts or not all(_is_channel(part) for part in parts):
+        raise ValueError("by_part: every leaf of the prefix tree must be a channel, e.g. by_part(Up(half(), identity()))")
+
+    def cut(tree: PyTree) -> list[PyTree]:
+        try:
+            return structure.flatten_up_to(tree)
+        except ValueError as error:
+            raise ValueError(f"by_part: the upload does not have the parts that channels were given for: {error}") from error
+
+    def init(up):
+        return tuple(channel.init(part) for channel, part in zip(parts, cut(up), strict=True))
+
+    def encode(key, state, up):
+        keys = [jax.random.fold_in(key, place) for place in range(len(parts))]
+        coded = [
+            channel.encode(key, memory, part)
+            for channel, key, memory, part in zip(parts, keys, state, cut(up), strict=True)
+        ]
+        return tuple(payload for payload, _ in coded), tuple(memory for _, memory in coded)
+
+    def decode(payload):
+        sent = [channel.decode(part) for channel, part in zip(parts, payload, strict=True)]
+        return jax.tree.unflatten(structure, sent)
+
+    def bits(payload):
+        return sum(channel.bits(part) for channel, part in zip(parts, payload, strict=True))
+
+    return Channel(init, encode, decode, bits)
+
+
+def _is_channel(value: object) -> bool:
+    return isinstance(value, Channel)

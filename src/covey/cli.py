@@ -1,0 +1,229 @@
+"""The command line: a thin layer on `covey.experiment`. Everything heavy is imported by the command that needs it."""
+
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from covey.data.federated import Part
+    from covey.experiment.evaluation import Evaluation
+    from covey.experiment.reproduce.frame import Result
+
+app = typer.Typer(
+    name="covey",
+    help="Federated Bayesian inference: learning from data that never leave their owner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_console = Console()
+_errors = Console(stderr=True)
+
+_MISTAKE, _INTERRUPTED = 2, 130
+
+
+class Kind(StrEnum):
+    """What `covey list` lists."""
+
+    methods = "methods"
+    models = "models"
+    data = "data"
+    experiments = "experiments"
+
+
+class ScaleChoice(StrEnum):
+    """How large a reproduction is."""
+
+    quick = "quick"
+    full = "full"
+
+
+def main() -> None:
+    """The entry point."""
+    warnings.showwarning = _show_warning
+    _keep_compiled_programs()
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        _console.print(f"covey {version('covey')}", highlight=False)
+        raise typer.Exit
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[Path, typer.Argument(help="The configuration, a TOML file.", metavar="CONFIG.toml")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one value of the configuration; may be repeated."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="The run directory; runs/NAME by default.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The seed, in place of the configuration's.")] = None,
+) -> None:
+    """Run a method as a configuration describes it."""
+    with _mistakes_in_one_line():
+        from covey.experiment import configuration
+
+        settings = configuration.read(config, overrides=overrides or [], seed=seed)
+        directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
+        try:
+            parts = configuration.build(settings)
+            done = configuration.execute(settings, parts, out=directory, resume=resume)
+        except KeyboardInterrupt as interrupt:
+            _errors.print(Text(str(interrupt) or "stopped before the first round"), style="yellow", soft_wrap=True)
+            if (directory / "config.toml").exists():
+                place = shlex.quote(str(directory))
+                command = f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out {place}"
+                _errors.print(Text(f"to go on: {command}"), soft_wrap=True)
+            raise typer.Exit(_INTERRUPTED) from None
+        _console.print(f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients", highlight=False)
+        part: Part = settings.options["run"].get("part", "validation")
+        if done.data.counts(part).any():
+            _print_evaluation("clients", done.evaluate(part=part))
+        if parts.unseen is not None:
+            _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
+        _console.print(Text(f"written to {directory}"), soft_wrap=True)
+
+
+@app.command("list")
+def list_command(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what a configuration can name, and the experiments that can be reproduced."""
+    with _mistakes_in_one_line():
+        table = Table(show_header=False, box=None, pad_edge=False)
+        for name, text in _listed(kind):
+            table.add_row(Text(name, style="bold"), Text(text))
+        _console.print(table)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str, typer.Argument(metavar="ID", help="The experiment; see `covey list experiments`.")],
+    scale: Annotated[ScaleChoice, typer.Option(help="quick: at most 90 seconds; full: the paper's size.")] = ScaleChoice.quick,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/ID-SCALE by default.")] = None,
+) -> None:
+    """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
+    with _mistakes_in_one_line():
+        from covey.experiment.options import unknown
+        from covey.experiment.progress import duration
+        from covey.experiment.reproduce import EXPERIMENTS
+        from covey.experiment.reproduce.frame import perform
+
+        if name not in EXPERIMENTS:
+            raise ValueError(unknown("reproduce", name, EXPERIMENTS, "experiment"))
+        experiment = EXPERIMENTS[name]
+        expected = duration(experiment.expected_seconds[scale.value])
+        _console.print(Text(f"{experiment.description}; expected to take {expected} on two cores"), soft_wrap=True)
+        directory = out or Path("runs") / f"{name}-{scale.value}"
+        result = perform(name, experiment, scale=scale.value, out=directory, report=lambda line: _console.print(Text(line)))
+        _print_result(result)
+        _console.print(Text(f"written to {directory}"), soft_wrap=True)
+        if not result.holds:
+            raise typer.Exit(1)
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option("--out", help="Where to write the figure.")] = Path("runs/demo"),
+) -> None:
+    """Four hospitals learn together without sharing a patient: under a minute."""
+    with _mistakes_in_one_line():
+        from covey.report.demo import main as demo
+
+        demo(out)
+
+
+@contextmanager
+def _mistakes_in_one_line() -> Iterator[None]:
+    """A mistake of the user is told without a stack trace, which `COVEY_DEBUG=1` brings back."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    except (ValueError, OSError) as error:
+        if os.environ.get("COVEY_DEBUG") == "1":
+            raise
+        _errors.print(Text(_message(error)), style="red", soft_wrap=True)
+        raise typer.Exit(_MISTAKE) from None
+
+
+def _message(error: ValueError | OSError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    _errors.print(Text(f"warning: {message}"), style="yellow", soft_wrap=True)
+
+
+def _keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs between commands; its own variables win. Read when JAX is imported."""
+    given = os.environ.get("COVEY_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "covey"
+    try:
+        (cache / "jax").mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written: programs are compiled each time
+        return
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+def _listed(kind: Kind) -> list[tuple[str, str]]:
+    if kind is Kind.experiments:
+        from covey.experiment.progress import duration
+        from covey.experiment.reproduce import EXPERIMENTS
+
+        return [
+            (
+                name,
+                f"{experiment.description} ({', '.join(f'{k} {duration(s)}' for k, s in experiment.expected_seconds.items())})",
+            )
+            for name, experiment in EXPERIMENTS.items()
+        ]
+    from covey.experiment import catalogue
+
+    named = {Kind.methods: catalogue.METHODS, Kind.models: catalogue.MODELS, Kind.data: catalogue.DATA}[kind]
+    return list(catalogue.described(named).items())
+
+
+def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
+    _console.print(Text(f"{title}, {evaluation.part} rows: {numbers}"), soft_wrap=True)
+
+
+def _print_result(result: "Result") -> None:
+    rows = Table("quantity", "paper", "ours", "sd", "seeds")
+    for row in result.rows:
+        rows.add_row(Text(row.quantity), _number(row.paper), _number(row.ours), _number(row.sd), str(row.seeds))
+    claims = Table("claim", "value", "bound", "holds")
+    for claim in result.claims:
+        verdict = Text("yes", style="green") if claim.holds else Text("no", style="red")
+        claims.add_row(Text(claim.claim), _number(claim.value), _number(claim.bound), verdict)
+    _console.print(rows, claims)
+
+
+def _number(value: float | int | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The seam between methods and engines. Imports nothing else of the package."""

@@ -1,0 +1,84 @@
+"""The seam: what a federated method is.
+
+An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort, no codec and no transport.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from jaxtyping import Array, Float, Key, PyTree
+
+from covey.core.metrics import Metric
+from covey.core.shard import Shard, Spec
+
+State: TypeAlias = PyTree  # of a server or of a client; carried from round to round
+Message: TypeAlias = PyTree  # broadcast or upload; arrays only
+Info: TypeAlias = Any  # a NamedTuple of scalars of a round, reported and dropped
+
+
+class Empty(NamedTuple):
+    """The state of a stateless client, and the info of one that has nothing to report."""
+
+
+class Local(NamedTuple):
+    """What a client's round gives.
+
+    up: what it would send, before compression.
+    pending: what `commit` needs to make the client's next state once it is known what was sent.
+    info: scalars to report.
+    """
+
+    up: Message
+    pending: PyTree
+    info: Info
+
+
+class Aggregate(NamedTuple):
+    """All that the server sees of a round: sums over the uploads that arrived.
+
+    weighted: sum of w_i sent_i, w_i the inverse participation probability; estimates the sum over all clients.
+    plain: sum of sent_i.
+    weight: sum of w_i; estimates the number of clients.
+    count: the number of uploads.
+    """
+
+    weighted: Message
+    plain: Message
+    weight: Float[Array, ""]
+    count: Float[Array, ""]
+
+
+class Algorithm(NamedTuple):
+    """A federated method.
+
+    name: what reports call it.
+    init: (key, spec) -> server state.
+    init_client: (key, down, data) -> client state, at the client's first round.
+    broadcast: (server state) -> down.
+    client: (key, down, client state, data) -> Local(up, pending, info).
+    commit: (pending, sent) -> client state; `sent` is what the server decodes, after compression.
+    server: (key, server state, aggregate) -> (server state, info). What it makes of an empty aggregate is dropped.
+    evaluate: (key, down, client state, data) -> mergeable metrics by name.
+    predict: (key, down, client state, x) -> a predictive distribution.
+    adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
+    personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
+    draws: (key, down, client state, number) -> posterior draws; None for a method that has no posterior.
+    """
+
+    name: str
+    init: Callable[[Key[Array, ""], Spec], State]
+    init_client: Callable[[Key[Array, ""], Message, Shard], State]
+    broadcast: Callable[[State], Message]
+    client: Callable[[Key[Array, ""], Message, State, Shard], Local]
+    commit: Callable[[PyTree, Message], State]
+    server: Callable[[Key[Array, ""], State, Aggregate], tuple[State, Info]]
+    evaluate: Callable[[Key[Array, ""], Message, State, Shard], dict[str, Metric]]
+    predict: Callable[[Key[Array, ""], Message, State, PyTree], PyTree]
+    adapt: Callable[[Key[Array, ""], Message, Shard], State]
+    personalise_at_evaluation: bool = False
+    draws: Callable[[Key[Array, ""], Message, State, int], PyTree] | None = None
+
+
+def no_state(*_: object) -> Empty:
+    """`init_client`, `commit` and `adapt` of a method whose clients remember nothing."""
+    return Empty()

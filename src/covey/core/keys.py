@@ -1,0 +1,39 @@
+"""Where every random number comes from.
+
+A key is a function of (run seed, stream, round, client id) and of nothing else. It is never split by a client's place in a
+batch and never stored in state, so a round gives the same numbers on every engine, for every chunk size, and after a resume.
+"""
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import jax
+from jaxtyping import Array, Int, Key
+
+Integer: TypeAlias = int | Int[Array, ""]
+
+
+class Stream(IntEnum):
+    """What a key is for. The numbers are part of the format of a run: append, never renumber."""
+
+    INIT = 0
+    COHORT = 1
+    FAULT = 2
+    FIRST = 3  # a client's state at its first round
+    CLIENT = 4
+    UPLINK = 5
+    SERVER = 6
+    ADAPT = 7
+    EVALUATE = 8
+    PREDICT = 9
+
+
+def root_key(seed: int) -> Key[Array, ""]:
+    """The key of a run. Threefry, named: with `rbg` a batched draw depends on the batch, and engines would disagree."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def key_for(root: Key[Array, ""], stream: Stream, round_: Integer, client_id: Integer | None = None) -> Key[Array, ""]:
+    """The key of a stream in a round, for one client where `client_id` is given."""
+    key = jax.random.fold_in(jax.random.fold_in(root, int(stream)), round_)
+    return key if client_id is None else jax.random.fold_in(key, client_id)

@@ -1,0 +1,106 @@
+"""One client's data, as a view of ragged storage.
+
+Rows of all clients lie flat, one after the other. A `Shard` says where one client's rows begin and how many there are. Under
+`vmap` the rows are shared and only `start` and `count` are batched, so nothing is padded and nothing is copied: a minibatch is
+one gather from the flat storage.
+
+`capacity` is a static bound on `count`, for shapes. Values never depend on it: what a client computes must be the same for
+every capacity, because engines choose it by what is fast.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
+
+from covey.core import tree
+
+
+Carry = TypeVar("Carry")
+
+
+class Rows(NamedTuple):
+    """Supervised rows: features and outcomes, with the row as the leading axis."""
+
+    x: Shaped[Any, "rows *features"]
+    y: Shaped[Any, "rows *outcome"]
+
+
+class Spec(NamedTuple):
+    """What one row looks like; a model takes its shapes from here.
+
+    rows: the row structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
+    classes: the number of labels, or None where the outcome is a number.
+    """
+
+    rows: PyTree
+    classes: int | None = None
+
+
+class Batch(NamedTuple):
+    """Some rows, and which of them are real."""
+
+    rows: PyTree
+    mask: Bool[Array, " batch"]
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("rows", "start", "count"),
+    meta_fields=("capacity",),
+)
+@dataclass(frozen=True)
+class Shard:
+    rows: PyTree
+    start: Int[Array, "*clients"]
+    count: Int[Array, "*clients"]
+    capacity: int = field(metadata={"static": True})
+
+    def take(self, index: Int[Array, " batch"]) -> PyTree:
+        """Rows by their number within this client."""
+        return tree.take(self.rows, self.start + index)
+
+
+def whole(rows: PyTree) -> Shard:
+    """A shard of all the rows given: what a site makes of its own table."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    return Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(count), max(count, 1))
+
+
+def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]]:
+    """The static size of a batch (None: all rows) and the number of batches in one pass over the client's rows."""
+    size = data.capacity if batch_size is None else min(batch_size, data.capacity)
+    if batch_size is None:
+        return size, jnp.minimum(data.count, 1)
+    return size, -(-data.count // batch_size)
+
+
+def shuffled(key: Key[Array, ""], data: Shard) -> Int[Array, " capacity"]:
+    """A uniform permutation of the client's row numbers; places past `count` hold the numbers past `count`.
+
+    Sorting independent uniforms: the first `count` of them are the same for every capacity, so the order is too.
+    """
+    place = jnp.arange(data.capacity)
+    tickets = jax.random.uniform(key, (data.capacity,))
+    return jnp.argsort(jnp.where(place < data.count, tickets, 2.0))
+
+
+def fold_batches(data: Shard, batch_size: int, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+    """Carry a value through one pass over the client's rows, in storage order."""
+    size, passes = batches_of(data, batch_size)
+
+    def body(number, carry):
+        index = number * batch_size + jnp.arange(size)
+        return step(carry, Batch(data.take(index), index < data.count))
+
+    return jax.lax.fori_loop(0, passes, body, carry)
+
+
+def all_rows(data: Shard) -> Batch:
+    """Every row of the client in one batch, padded to the capacity."""
+    index = jnp.arange(data.capacity)
+    return Batch(data.take(index), index < data.count)

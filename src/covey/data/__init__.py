@@ -1,0 +1,7 @@
+"""Federated data: storage, splits, partitions, tables and public data sets. Imports `covey.core` only."""
+
+from covey.data.federated import PARTS, FederatedData, Part
+from covey.data.loaders import LOADERS, Loader, load
+from covey.data.scaling import Scaling
+
+__all__ = ["LOADERS", "PARTS", "FederatedData", "Loader", "Part", "Scaling", "load"]

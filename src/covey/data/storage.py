@@ -1,0 +1,71 @@
+"""Federated data on disk: one .npy file for each array, so that rows can be memory-mapped, and a small JSON file."""
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from covey.core.shard import Rows
+
+_FORMAT = "covey federated data"
+_VERSION = 1
+_ARRAYS = ("x", "y", "bounds", "ids")
+
+
+class Stored(NamedTuple):
+    """What a directory holds."""
+
+    rows: Rows
+    bounds: Int[np.ndarray, "clients 4"]
+    ids: Int[np.ndarray, " clients"]
+    names: Shaped[np.ndarray, " clients"] | None
+    classes: int | None
+
+
+def write(directory: Path, stored: Stored) -> None:
+    """Write to a temporary directory beside the target, then rename: the target exists completely or not at all."""
+    if directory.exists():
+        raise ValueError(f"{directory} exists already; save to another directory, or delete it first")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        for name, array in zip(_ARRAYS, (*stored.rows, stored.bounds, stored.ids), strict=True):
+            np.save(work / f"{name}.npy", array, allow_pickle=False)
+        if stored.names is not None:
+            np.save(work / "names.npy", stored.names, allow_pickle=False)
+        about = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "clients": len(stored.ids),
+            "rows": len(stored.rows.y),
+            "classes": stored.classes,
+            "named": stored.names is not None,
+        }
+        (work / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+        work.chmod(0o755)  # mkdtemp makes it private; data is shared like any other file
+        work.rename(directory)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def read(directory: Path, *, memory_map: bool) -> Stored:
+    """The arrays of a directory. Memory-mapped, nothing of the rows is read until it is used."""
+    try:
+        about = json.loads((directory / "about.json").read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{directory} is not a directory that FederatedData.save wrote: {error}") from error
+    if about.get("format") != _FORMAT or about.get("version") != _VERSION:
+        found = (about.get("format"), about.get("version"))
+        raise ValueError(f"{directory / 'about.json'} says {found}; this version of covey reads {(_FORMAT, _VERSION)}")
+    mode = "r" if memory_map else None
+    x, y = (np.load(directory / f"{name}.npy", mmap_mode=mode, allow_pickle=False) for name in ("x", "y"))
+    bounds, ids = (np.load(directory / f"{name}.npy", allow_pickle=False) for name in ("bounds", "ids"))
+    names = np.load(directory / "names.npy", mmap_mode=mode, allow_pickle=False) if about["named"] else None
+    if not len(x) == len(y) == about["rows"] == bounds[-1, 3] or not len(bounds) == len(ids) == about["clients"]:
+        raise ValueError(f"the files of {directory} do not fit together; some were replaced after they were saved")
+    return Stored(Rows(x, y), bounds, ids, names, about["classes"])

@@ -1,0 +1,195 @@
+"""The plain engine: one site at a time, every message as bytes, some of them lost, late or delivered twice.
+
+Slow and simple. It is the oracle that `simulate` is tested against, and shows what a deployment has to do.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.channel.identity import identity
+from covey.core import cohort as cohorts
+from covey.core import faults as fates
+from covey.core import tree
+from covey.core.algorithm import Aggregate, Algorithm, Info, Message, State
+from covey.core.faults import Faults, fate
+from covey.core.keys import Stream, key_for, root_key
+from covey.core.metrics import Metric
+from covey.core.node import Channel, Node
+from covey.data.federated import FederatedData
+from covey.engines import round as rounds
+from covey.engines.record import Counts, as_dict
+from covey.engines.round import grid
+from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
+
+PARTS = ("train", "validation", "test")
+
+
+class LoopState(NamedTuple):
+    """Where a run stands. The nodes are with the sites, which move on: an old state cannot be continued."""
+
+    round: int
+    server: State
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds: the server's side, and every site's node."""
+
+    round: np.ndarray
+    server: State
+    nodes: Node
+    seen: np.ndarray
+
+
+class Loop:
+    """A method on federated data, one client at a time."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedData,
+        *,
+        seed: int,
+        cohort: cohorts.Scheme | None = None,
+        channel: Channel | None = None,
+        faults: Faults | None = None,
+    ):
+        self.algorithm, self.data = algorithm, data
+        self.channel = identity() if channel is None else channel
+        self.sampler = (cohorts.full() if cohort is None else cohort)(data.counts("train"))
+        self.faults = (Faults() if faults is None else faults).checked()
+        self.root = root_key(seed)
+        self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
+        self.sizes = rounds.sizes_of(self.channel, self.shapes)
+        self.programs = Programs(algorithm, self.channel, self.root)
+        self.sites = self._sites(data)
+        self.accepted = [NEVER] * data.clients
+        self.delayed: list[bytes] = []
+        self._fate = jax.jit(partial(fate, self.faults))
+        self._server = jax.jit(algorithm.server)
+        self._decode = jax.jit(self.channel.decode)
+
+    def start(self) -> LoopState:
+        """Before the first round: sites that know nothing."""
+        self.sites = self._sites(self.data)
+        self.accepted, self.delayed = [NEVER] * self.data.clients, []
+        return LoopState(0, self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec))
+
+    def advance(self, state: LoopState, number: int) -> tuple[LoopState, list[dict[str, float | int]]]:
+        """Run `number` rounds. Returns the new state and one line of metrics a round."""
+        lines = []
+        for _ in range(number):
+            state, line = self._round(state)
+            lines.append(line)
+        return state, lines
+
+    def broadcast(self, state: LoopState) -> Message:
+        """What the server would send now."""
+        return self.algorithm.broadcast(state.server)
+
+    def evaluate(self, state: LoopState, part: str = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+        """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
+        if not (self.data if data is None else data).counts(part).any():
+            raise ValueError(f"the data have no {part} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+        down = self.broadcast(state)
+        each = [site.evaluate(state.round, down, part) for site in self._settled(data)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
+
+    def predict(self, state: LoopState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+        """The predictive distribution of the client at position `client` for new rows `x`."""
+        return self._settled(data)[client].predict(state.round, self.broadcast(state), x)
+
+    def snapshot(self, state: LoopState) -> Snapshot:
+        """The state as arrays, for a checkpoint."""
+        sites = self._settled(None)
+        blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), self.shapes.node)
+        nodes = [blank if site.node is None else site.node for site in sites]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(nodes))
+        return Snapshot(np.int64(state.round), state.server, stacked, np.array([s.node is not None for s in sites]))
+
+    def snapshot_like(self) -> Snapshot:
+        """The shapes of a snapshot."""
+        clients = self.data.clients
+        nodes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((clients, *s.shape), s.dtype), self.shapes.node)
+        seen = jax.ShapeDtypeStruct((clients,), np.bool_)
+        return Snapshot(jax.ShapeDtypeStruct((), np.int64), self.shapes.server, nodes, seen)
+
+    def restore(self, snapshot: Snapshot) -> LoopState:
+        """The state that a snapshot was made of. A late upload that was still on its way is gone; it would have been refused."""
+        self.start()
+        for place, site in enumerate(self.sites):
+            if snapshot.seen[place]:
+                site.node = jax.tree.map(lambda leaf, at=place: jnp.asarray(leaf[at]), snapshot.nodes)
+        return LoopState(int(snapshot.round), jax.tree.map(jnp.asarray, snapshot.server))
+
+    def checkpointed(self) -> None:
+        """Nothing to do: a snapshot holds everything."""
+
+    def _round(self, state: LoopState) -> tuple[LoopState, dict[str, float | int]]:
+        t, down = state.round, self.broadcast(state)
+        tally = rounds.empty_tally(self.shapes)
+        number = dict.fromkeys(Counts._fields, 0)
+        for message in self.delayed:  # from rounds that are over: refused, as the round in their header shows
+            tally = self._accept(message, t, 0.0, NEVER, tally)
+        self.delayed = []
+
+        cohort = self.sampler.sample(key_for(self.root, Stream.COHORT, t), t)
+        for index, weight in zip(np.asarray(cohort.index)[cohort.mask], np.asarray(cohort.weight)[cohort.mask], strict=True):
+            site, position = self.sites[index], int(index)
+            outcome = int(self._fate(self.root, t, site.client_id))
+            number["contacted"] += 1
+            number["lost_down"] += outcome == fates.LOST_DOWN
+            number["lost_up"] += outcome == fates.LOST_UP
+            number["late"] += outcome == fates.LATE
+            number["repeated"] += outcome == fates.REPEATED
+            if outcome == fates.LOST_DOWN:
+                continue
+            message = seal(Header(site.client_id, t, self.accepted[position]), down)
+            answers = [site.receive(message) for _ in range(2 if outcome == fates.REPEATED else 1)]
+            if outcome == fates.LATE:
+                self.delayed += answers
+            elif outcome != fates.LOST_UP:
+                for answer in answers:
+                    tally = self._accept(answer, t, float(weight), position, tally)
+
+        counts = Counts(**number)._replace(clients=int(tally.aggregate.count + tally.diverged))
+        protocol = rounds.Protocol(self.algorithm, self.channel, self.sampler, self.faults)
+        server, record = rounds.close_round(protocol, self.root, t, state.server, tally, counts)
+        return LoopState(t + 1, server), as_dict(t, record, self.sizes)
+
+    def _accept(self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally) -> rounds.Tally:
+        """Add an upload to the tally, unless its round is over, it came before, or it is not finite."""
+        header = open_header(message)
+        if header.round != t or self.accepted[position] == t:
+            return tally
+        answer: Answer = open_body(message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True)))
+        if not answer.finite:
+            return tally._replace(
+                diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id)
+            )
+        self.accepted[position] = t
+        sent = self._decode(answer.payload)
+        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, weight, 1.0)
+        return tally._replace(
+            aggregate=jax.tree.map(jnp.add, tally.aggregate, one), info=jax.tree.map(jnp.add, tally.info, answer.info)
+        )
+
+    def _settled(self, data: FederatedData | None) -> list[Site]:
+        """The sites, up to date with what was accepted; or new ones for other data."""
+        if data is not None:
+            return self._sites(data)
+        for site, accepted in zip(self.sites, self.accepted, strict=True):
+            site.settle(accepted)
+        return self.sites
+
+    def _sites(self, data: FederatedData) -> list[Site]:
+        def parts(position):
+            shards = {part: data.shard(position, part) for part in PARTS}
+            return {part: padded(shard, grid(shard.capacity)) for part, shard in shards.items()}
+
+        like = self.shapes.down
+        return [Site(self.programs, int(data.ids[place]), parts(place), like) for place in range(data.clients)]

@@ -1,0 +1,209 @@
+"""A round of many clients, as pure functions: chunks of clients add to a tally, the server closes it.
+
+Both ways of driving a simulation (all rows on the device, or gathered by cohort) run these same functions.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from covey.core import faults as fate_of
+from covey.core import tree
+from covey.core.algorithm import Aggregate, Algorithm, Info, Message, State
+from covey.core.cohort import Sampler
+from covey.core.faults import Faults, fate
+from covey.core.keys import Integer, Stream, key_for
+from covey.core.node import Channel, Node, first_node, node_round
+from covey.core.shard import Shard, Spec
+from covey.engines.record import Counts, Record, Sizes, mean_or_nan
+
+
+class Protocol(NamedTuple):
+    """What does not change during a run: the method, its channel, who takes part, what goes wrong."""
+
+    algorithm: Algorithm
+    channel: Channel
+    sampler: Sampler
+    faults: Faults
+
+
+class Slots(NamedTuple):
+    """Some clients of a cohort: position in the data, stable id, weight, and whether they run and are heard."""
+
+    index: Int[Array, " slots"]
+    id: Int[Array, " slots"]
+    weight: Float[Array, " slots"]
+    on: Bool[Array, " slots"]
+
+
+class Tally(NamedTuple):
+    """Sums over the clients of a round so far."""
+
+    aggregate: Aggregate
+    info: Info
+    diverged: Int[Array, ""]
+    diverged_id: Int[Array, ""]
+
+
+class Shapes(NamedTuple):
+    """Shapes that follow from the method and the data: of the server state, broadcast, node, upload, payload and infos."""
+
+    server: State
+    down: Message
+    node: Node
+    up: Message
+    payload: PyTree
+    client_info: Info
+    server_info: Info
+
+
+def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
+    """Found without computing anything. A client's state and upload must not depend on how many rows it has."""
+
+    def trace(root):
+        rows = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.rows)
+        data = Shard(rows, jnp.int32(0), jnp.int32(1), 1)
+        server = algorithm.init(root, spec)
+        down = algorithm.broadcast(server)
+        node = first_node(algorithm, channel, root, 0, down, data)
+        payload, _, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
+        up = channel.decode(payload)
+        _, server_info = algorithm.server(root, server, Aggregate(up, up, jnp.ones(()), jnp.ones(())))
+        return Shapes(server, down, node, up, payload, info, server_info)
+
+    return jax.eval_shape(trace, root)
+
+
+def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
+    """Bits of a broadcast and of an upload."""
+    return Sizes(tree.bits(shapes.down), channel.bits(shapes.payload))
+
+
+def empty_tally(shapes: Shapes) -> Tally:
+    """Nobody yet."""
+
+    def zeros(spec):
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
+
+    aggregate = Aggregate(zeros(shapes.up), zeros(shapes.up), jnp.zeros(()), jnp.zeros(()))
+    info = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes.client_info)
+    return Tally(aggregate, info, jnp.int32(0), jnp.int32(-1))
+
+
+def call_up(protocol: Protocol, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]) -> tuple[Slots, Counts]:
+    """The cohort of round t, and what becomes of its messages."""
+    cohort = protocol.sampler.sample(key_for(root, Stream.COHORT, t), t)
+    client_ids = ids[cohort.index]
+    fates = jax.vmap(lambda client_id: fate(protocol.faults, root, t, client_id))(client_ids)
+
+    def number(kind):
+        return jnp.sum(cohort.mask & (fates == kind))
+
+    on = cohort.mask & ((fates == fate_of.ARRIVES) | (fates == fate_of.REPEATED))
+    counts = Counts(
+        contacted=jnp.sum(cohort.mask),
+        clients=jnp.sum(on),
+        lost_down=number(fate_of.LOST_DOWN),
+        lost_up=number(fate_of.LOST_UP),
+        late=number(fate_of.LATE),
+        repeated=number(fate_of.REPEATED),
+        diverged=jnp.int32(0),
+        diverged_id=jnp.int32(-1),
+    )
+    return Slots(cohort.index, client_ids, cohort.weight, on), counts
+
+
+def chunk_round(
+    protocol: Protocol,
+    root: Key[Array, ""],
+    t: Integer,
+    down: Message,
+    slots: Slots,
+    nodes: Node,
+    seen: Bool[Array, " slots"],
+    data: Shard,
+    tally: Tally,
+) -> tuple[Tally, Node, Bool[Array, " slots"]]:
+    """One round of the clients of a chunk. Returns the tally with theirs added, their nodes, and whose node is to be kept."""
+    algorithm, channel = protocol.algorithm, protocol.channel
+
+    def one(client_id, on, seen, node, start, count):
+        mine = Shard(data.rows, start, jnp.where(on, count, 0), data.capacity)
+        node = jax.lax.cond(
+            seen, lambda: node, lambda: first_node(algorithm, channel, root, client_id, down, mine)
+        )
+        payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, mine)
+        sent = channel.decode(payload)
+        return sent, node, info, tree.is_finite((sent, node))
+
+    sent, nodes, infos, finite = each(one, slots.id, slots.on, seen, nodes, data.start, data.count)
+    good, bad = slots.on & finite, slots.on & ~finite
+    part = Aggregate(
+        weighted=tree.weighted_sum(jnp.where(good, slots.weight, 0.0), sent),
+        plain=tree.weighted_sum(good.astype(jnp.float32), sent),
+        weight=jnp.sum(jnp.where(good, slots.weight, 0.0)),
+        count=jnp.sum(good, dtype=jnp.float32),
+    )
+    info = tree.weighted_sum(good.astype(jnp.float32), jax.tree.map(lambda leaf: leaf.astype(jnp.float32), infos))
+    added = Tally(
+        aggregate=jax.tree.map(jnp.add, tally.aggregate, part),
+        info=jax.tree.map(jnp.add, tally.info, info),
+        diverged=tally.diverged + jnp.sum(bad),
+        diverged_id=jnp.maximum(tally.diverged_id, jnp.max(jnp.where(bad, slots.id, -1))),
+    )
+    return added, nodes, good
+
+
+def each(one: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+    """`one` for every client of a chunk. A single client is called plainly: large matrices are slower under vmap."""
+    if jax.tree.leaves(arguments)[0].shape[0] == 1:
+        return jax.tree.map(lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], arguments)))
+    return jax.vmap(one)(*arguments)
+
+
+def close_round(
+    protocol: Protocol, root: Key[Array, ""], t: Integer, server: State, tally: Tally, counts: Counts
+) -> tuple[State, Record]:
+    """The server's step. An empty aggregate changes nothing."""
+    algorithm = protocol.algorithm
+    key = key_for(root, Stream.SERVER, t)
+    new, info = algorithm.server(key, server, tally.aggregate)
+    heard = tally.aggregate.count > 0
+    counts = counts._replace(
+        clients=counts.clients - tally.diverged, diverged=tally.diverged, diverged_id=tally.diverged_id
+    )
+    client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
+    server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
+    return tree.where(heard, new, server), Record(counts, client_info, server_info)
+
+
+class Band(NamedTuple):
+    """Consecutive chunks of the sorted cohort with one capacity."""
+
+    first: int
+    chunks: int
+    capacity: int
+
+
+def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
+    """Static capacities for a cohort sorted by rows, largest first.
+
+    The j-th largest client of a cohort is no larger than the j-th largest of the population.
+    """
+    largest = np.sort(counts)[::-1][:slots:chunk]
+    capacities = [grid(int(rows)) for rows in largest]
+    edges = [place for place in range(len(capacities)) if not place or capacities[place] != capacities[place - 1]]
+    ends = [*edges[1:], len(capacities)]
+    return [Band(edge * chunk, end - edge, capacities[edge]) for edge, end in zip(edges, ends, strict=True)]
+
+
+def grid(rows: int) -> int:
+    """The next of 16, 32, 64, 96, 128, 192, 256, ...: few distinct shapes, each a program of its own, and little room to spare."""
+    power = 16
+    while power < rows:
+        power *= 2
+    return power * 3 // 4 if power > 64 and rows <= power * 3 // 4 else power

@@ -1,0 +1,335 @@
+"""The simulation engine: many clients at once, whole rounds inside one jit.
+
+The clients of a cohort are sorted by their rows and cut into chunks; a chunk is vectorised, and its batch loops run to the
+longest client of the chunk. With the rows on the device, many rounds run in one compiled loop. Otherwise the rows of each
+cohort are gathered on the host, and chunks pass through the same function one dispatch each.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.channel.identity import identity
+from covey.core import cohort as cohorts
+from covey.core import tree
+from covey.core.algorithm import Algorithm, Message, State
+from covey.core.faults import Faults
+from covey.core.keys import Stream, key_for, root_key
+from covey.core.metrics import Metric
+from covey.core.node import Channel, Node
+from covey.core.shard import Shard
+from covey.data.federated import FederatedData
+from covey.engines import round as rounds
+from covey.engines.evaluation import Evaluation
+from covey.engines.nodes import DiskNodes, MemoryNodes
+from covey.engines.record import as_dict
+from covey.engines.rows import DeviceRows, View, rows_of
+
+BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
+DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
+CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
+LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
+
+
+class EngineState(NamedTuple):
+    """Where a run stands. With rows on the device it is a value; with rows on the host the nodes belong to the engine and move on."""
+
+    round: int
+    server: State
+    nodes: Node | None
+    seen: np.ndarray | jax.Array
+
+
+class Snapshot(NamedTuple):
+    """What a checkpoint holds."""
+
+    round: np.ndarray
+    server: State
+    nodes: PyTree
+    seen: np.ndarray
+
+
+class Simulation:
+    """A method on federated data, simulated.
+
+    chunk: clients that run side by side; "auto" chooses by the size of rows and upload.
+    storage: where rows lie, "device", "host", or "auto".
+    node_directory: keep client states memory-mapped there (with rows on the host); None keeps them in memory.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedData,
+        *,
+        seed: int,
+        cohort: cohorts.Scheme | None = None,
+        channel: Channel | None = None,
+        faults: Faults | None = None,
+        chunk: int | Literal["auto"] = "auto",
+        storage: Literal["auto", "device", "host"] = "auto",
+        node_directory: Path | None = None,
+    ):
+        counts = data.counts("train")
+        self.data = data
+        self.protocol = rounds.Protocol(
+            algorithm=algorithm,
+            channel=identity() if channel is None else channel,
+            sampler=(cohorts.full() if cohort is None else cohort)(counts),
+            faults=(Faults() if faults is None else faults).checked(),
+        )
+        self.root = root_key(seed)
+        self.shapes = rounds.shapes_of(algorithm, self.protocol.channel, self.root, data.spec)
+        self.sizes = rounds.sizes_of(self.protocol.channel, self.shapes)
+        self.rows = rows_of(data, storage, DEVICE_LIMIT)
+        self.ids = jnp.asarray(data.ids, jnp.int32)
+        self.chunk = self._chunk(chunk)
+        self.evaluation = Evaluation(algorithm, self.root, self.chunk)
+        if isinstance(self.rows, DeviceRows):
+            if node_directory is not None:
+                raise ValueError("client states are kept on disk only with rows on the host: pass storage='host' too")
+            self.driver = _Resident(self)
+        else:
+            self.driver = _Streamed(self, node_directory)
+
+    def start(self) -> EngineState:
+        """Before the first round."""
+        server = self.protocol.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
+        return self.driver.start(server)
+
+    def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[dict[str, float | int]]]:
+        """Run `number` rounds. Returns the new state and one line of metrics a round."""
+        lines: list[dict[str, float | int]] = []
+        while number > 0:
+            first = state.round
+            state, record = self.driver.block(state, min(number, BLOCK))
+            record = jax.device_get(record)
+            for place in range(state.round - first):
+                one = jax.tree.map(lambda leaf, at=place: leaf[at], record)
+                lines.append(as_dict(first + place, one, self.sizes))
+            number -= state.round - first
+        return state, lines
+
+    def broadcast(self, state: EngineState) -> Message:
+        """What the server would send now."""
+        return self.protocol.algorithm.broadcast(state.server)
+
+    def evaluate(self, state: EngineState, part: str = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+        """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
+        rows = self.rows if data is None else rows_of(data, "auto", DEVICE_LIMIT)
+        seen = np.asarray(state.seen) if data is None else np.zeros(rows.data.clients, bool)
+        return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, part)
+
+    def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+        """The predictive distribution of the client at position `client` for new rows `x`."""
+        rows = self.rows if data is None else rows_of(data, "auto", DEVICE_LIMIT)
+        seen = data is None and bool(state.seen[client])
+        nodes = self.driver.take(state, np.array([client])) if seen else None
+        return self.evaluation.predict(rows, state.round, self.broadcast(state), nodes, client, x)
+
+    def snapshot(self, state: EngineState) -> Snapshot:
+        """The state as arrays, for a checkpoint."""
+        return Snapshot(np.int64(state.round), state.server, self.driver.snapshot(state), np.asarray(state.seen))
+
+    def snapshot_like(self) -> Snapshot:
+        """The shapes of a snapshot."""
+        seen = jax.ShapeDtypeStruct((self.data.clients,), np.bool_)
+        return Snapshot(jax.ShapeDtypeStruct((), np.int64), self.shapes.server, self.driver.like(), seen)
+
+    def restore(self, snapshot: Snapshot) -> EngineState:
+        """The state that a snapshot was made of."""
+        server = jax.tree.map(jnp.asarray, snapshot.server)
+        return self.driver.restore(int(snapshot.round), server, snapshot.nodes, snapshot.seen)
+
+    def checkpointed(self) -> None:
+        """To be called once the newest snapshot is safely on disk."""
+        self.driver.checkpointed()
+
+    def _chunk(self, asked: int | Literal["auto"]) -> int:
+        if asked != "auto":
+            if asked < 1:
+                raise ValueError(f"chunk must be at least 1 or 'auto', got {asked}")
+            return min(asked, self.protocol.sampler.slots)
+        if tree.size(self.shapes.up) > LARGE_UPLOAD or tree.size(self.shapes.node) > LARGE_UPLOAD:
+            return 1
+        per_row = tree.size(self.data.spec.rows)
+        per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
+        wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 9))
+        return min(wished, self.protocol.sampler.slots)
+
+
+class _Resident:
+    """Rows and nodes on the device; a block of rounds is one compiled loop."""
+
+    def __init__(self, engine: Simulation):
+        self.engine = engine
+        counts = engine.data.counts("train")
+        self.bands = rounds.bands_of(counts, engine.protocol.sampler.slots, engine.chunk)
+        everyone = np.arange(engine.data.clients)
+        view = engine.rows.view(everyone, "train")
+        self.storage = Shard(view.rows, jnp.asarray(view.starts), jnp.asarray(view.counts), 0)
+        self.compiled = jax.jit(self._block)
+
+    def start(self, server: State) -> EngineState:
+        clients = self.engine.data.clients
+        nodes = jax.tree.map(lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.engine.shapes.node)
+        return EngineState(0, server, nodes, jnp.zeros(clients, bool))
+
+    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+        server, nodes, seen, record = self.compiled(
+            self.engine.root, state.round, number, state.server, state.nodes, state.seen, self.storage, self.engine.ids
+        )
+        return EngineState(state.round + number, server, nodes, seen), record
+
+    def take(self, state: EngineState, positions: np.ndarray) -> Node:
+        return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
+
+    def snapshot(self, state: EngineState) -> PyTree:
+        return state.nodes
+
+    def like(self) -> PyTree:
+        clients = self.engine.data.clients
+        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((clients, *s.shape), s.dtype), self.engine.shapes.node)
+
+    def restore(self, round_: int, server: State, nodes: PyTree, seen: np.ndarray) -> EngineState:
+        return EngineState(round_, server, jax.tree.map(jnp.asarray, nodes), jnp.asarray(seen))
+
+    def checkpointed(self) -> None:
+        pass
+
+    def _block(self, root, first, number, server, nodes, seen, storage, ids):
+        def body(place, carry):
+            server, nodes, seen, records = carry
+            server, nodes, seen, record = self._round(root, first + place, server, nodes, seen, storage, ids)
+            return server, nodes, seen, jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record)
+
+        _, _, _, record = jax.eval_shape(self._round, root, first, server, nodes, seen, storage, ids)
+        records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
+        return jax.lax.fori_loop(0, number, body, (server, nodes, seen, records))
+
+    def _round(self, root, t, server, nodes, seen, storage, ids):
+        protocol, chunk = self.engine.protocol, self.engine.chunk
+        down = protocol.algorithm.broadcast(server)
+        slots, counts = rounds.call_up(protocol, root, t, ids)
+        slots = _sorted(slots, storage.count, self.bands, chunk)
+        tally = rounds.empty_tally(self.engine.shapes)
+
+        def run_chunk(carry, slots, capacity):
+            tally, nodes, seen = carry
+            mine = Shard(storage.rows, storage.start[slots.index], storage.count[slots.index], capacity)
+            old, known = tree.take(nodes, slots.index), seen[slots.index]
+            tally, new, good = rounds.chunk_round(protocol, root, t, down, slots, old, known, mine, tally)
+            return tally, tree.put(nodes, slots.index, new, good), tree.put(seen, slots.index, jnp.ones_like(good), good)
+
+        def run_if_any(carry, slots, capacity):
+            return jax.lax.cond(jnp.any(slots.on), partial(run_chunk, capacity=capacity), lambda carry, _: carry, carry, slots), None
+
+        carry = (tally, nodes, seen)
+        for band in self.bands:
+            part = jax.tree.map(
+                lambda leaf, band=band: leaf[band.first : band.first + band.chunks * chunk].reshape(band.chunks, chunk), slots
+            )
+            carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
+        tally, nodes, seen = carry
+        server, record = rounds.close_round(protocol, root, t, server, tally, counts)
+        return server, nodes, seen, record
+
+
+def _sorted(slots: rounds.Slots, counts: jax.Array, bands: list[rounds.Band], chunk: int) -> rounds.Slots:
+    """Clients that run, largest first, then empty slots up to whole chunks."""
+    work = jnp.where(slots.on, counts[slots.index] + 1, 0)
+    order = jnp.argsort(-work)
+    total = bands[-1].first + bands[-1].chunks * chunk
+    slots = tree.take(slots, order)
+    return jax.tree.map(lambda leaf: jnp.pad(leaf, (0, total - leaf.shape[0])), slots)
+
+
+class _Streamed:
+    """Rows and nodes on the host; the rows of a cohort are gathered, its chunks dispatched one by one."""
+
+    def __init__(self, engine: Simulation, node_directory: Path | None):
+        self.engine = engine
+        like, clients = engine.shapes.node, engine.data.clients
+        self.store = MemoryNodes(like, clients) if node_directory is None else DiskNodes(like, clients, node_directory)
+        self.call_up = jax.jit(partial(rounds.call_up, engine.protocol))
+        self.chunk_round = jax.jit(self._chunk_round, static_argnames="capacity")
+        self.close_round = jax.jit(partial(rounds.close_round, engine.protocol))
+        self.broadcast = jax.jit(engine.protocol.algorithm.broadcast)
+        self.empty = rounds.empty_tally(engine.shapes)
+        self.stateful = bool(jax.tree.leaves(like))
+
+    def start(self, server: State) -> EngineState:
+        return EngineState(0, server, None, np.zeros(self.engine.data.clients, bool))
+
+    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+        seen, server, records = np.array(state.seen), state.server, []
+        for t in range(state.round, state.round + number):
+            server, record = self._round(t, server, seen)
+            records.append(record)
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(records))
+        return EngineState(state.round + number, server, None, seen), stacked
+
+    def _round(self, t: int, server: State, seen: np.ndarray) -> tuple[State, rounds.Record]:
+        engine, root = self.engine, self.engine.root
+        down = self.broadcast(server)
+        slots, counts = self.call_up(root, t, engine.ids)
+        slots = _running(jax.device_get(slots), engine.data.counts("train"))
+        slots, view = _padded(slots, engine.rows.view(slots.index, "train"), engine.chunk)
+        tally = self.empty
+        for at in range(0, len(slots.index), engine.chunk):
+            here = slice(at, at + engine.chunk)
+            some = rounds.Slots(*(leaf[here] for leaf in slots))
+            old = self.store.take(some.index)
+            tally, nodes, good = self.chunk_round(
+                root, t, down, some, old, seen[some.index], view.rows, view.starts[here], view.counts[here], tally,
+                capacity=rounds.grid(int(view.counts[at])),
+            )  # fmt: skip
+            # Only stateful clients need the answer now; without state the chunks queue up behind one another.
+            if self.stateful:
+                kept = np.asarray(good)
+                self.store.put(some.index[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes))
+                seen[some.index[kept]] = True
+            else:
+                seen[some.index[some.on]] = True
+        return self.close_round(root, t, server, tally, counts)
+
+    def _chunk_round(self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity):
+        data = Shard(rows, starts, counts, capacity)
+        return rounds.chunk_round(self.engine.protocol, root, t, down, slots, nodes, seen, data, tally)
+
+    def take(self, state: EngineState, positions: np.ndarray) -> Node:
+        return self.store.take(positions)
+
+    def snapshot(self, state: EngineState) -> PyTree:
+        return self.store.snapshot()
+
+    def like(self) -> PyTree:
+        return self.store.like()
+
+    def restore(self, round_: int, server: State, nodes: PyTree, seen: np.ndarray) -> EngineState:
+        self.store.restore(nodes)
+        return EngineState(round_, server, None, np.array(seen))
+
+    def checkpointed(self) -> None:
+        self.store.checkpointed()
+
+
+def _running(slots: rounds.Slots, counts: np.ndarray) -> rounds.Slots:
+    """The slots whose clients run, largest first."""
+    running = np.flatnonzero(slots.on)
+    order = running[np.argsort(-counts[slots.index[running]], kind="stable")]
+    return rounds.Slots(*(np.asarray(leaf)[order] for leaf in slots))
+
+
+def _padded(slots: rounds.Slots, view: View, chunk: int) -> tuple[rounds.Slots, View]:
+    """Both with empty slots up to whole chunks."""
+
+    def pad(leaf):
+        return np.pad(leaf, (0, -len(leaf) % chunk))
+
+    return rounds.Slots(*map(pad, slots)), View(view.rows, pad(view.starts), pad(view.counts))

@@ -1,0 +1,151 @@
+"""One client as it would be deployed: it owns its rows and its node, and knows nothing but the messages it gets.
+
+The acknowledgement rule keeps a site and the server in step when messages are lost. A site holds the last node that the
+server is known to have heard of, and a pending one with its round. A broadcast names the last round in which the server
+accepted an upload of this site: if that is the pending round, the pending node becomes the node; otherwise it is dropped.
+"""
+
+import struct
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Key, PyTree
+
+from covey.core import tree, wire
+from covey.core.algorithm import Algorithm, Info, Message, State
+from covey.core.keys import Stream, key_for
+from covey.core.metrics import Metric
+from covey.core.node import Channel, Node, first_node, node_round
+from covey.core.shard import Shard
+
+NEVER = -1  # the round before the first
+_HEADER = struct.Struct("<qqq")
+
+
+class Header(NamedTuple):
+    """What stands before every message: whom it is to or from, its round, and (downwards) the last round accepted from this site."""
+
+    client_id: int
+    round: int
+    accepted: int = NEVER
+
+
+class Answer(NamedTuple):
+    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are finite."""
+
+    payload: PyTree
+    info: Info
+    finite: Bool[Array, ""]
+
+
+class Pending(NamedTuple):
+    """A node whose upload the server is not yet known to have accepted, with that upload in case it is asked for again."""
+
+    round: int
+    node: Node
+    message: bytes
+
+
+def seal(header: Header, body: PyTree) -> bytes:
+    """A message."""
+    return _HEADER.pack(*header) + wire.pack(body)
+
+
+def open_header(message: bytes) -> Header:
+    """The header of a message."""
+    if len(message) < _HEADER.size:
+        raise wire.WireError(f"a message of {len(message)} bytes is too short")
+    return Header(*_HEADER.unpack_from(message))
+
+
+def open_body(message: bytes, like: PyTree) -> PyTree:
+    """The body of a message, checked against what it should look like."""
+    header = open_header(message)
+    try:
+        return wire.unpack(message[_HEADER.size :], like)
+    except wire.WireError as error:
+        raise wire.WireError(f"client {header.client_id}, round {header.round}: {error}") from error
+
+
+class Programs:
+    """The compiled functions of a method. Sites of one process share them; a deployed site has its own."""
+
+    def __init__(self, algorithm: Algorithm, channel: Channel, root: Key[Array, ""]):
+        self.algorithm = algorithm
+        self.root = root
+        self.first_node = jax.jit(partial(first_node, algorithm, channel))
+        self.node_round = jax.jit(partial(_answer, algorithm, channel))
+        self.adapt = jax.jit(algorithm.adapt)
+        self.evaluate = jax.jit(algorithm.evaluate)
+        self.predict = jax.jit(algorithm.predict)
+
+
+class Site:
+    """One client. `like` gives the shapes of the broadcasts it may be sent."""
+
+    def __init__(self, programs: Programs, client_id: int, data: dict[str, Shard], like: Message):
+        self.programs, self.client_id, self.data, self.like = programs, client_id, data, like
+        self.node: Node | None = None
+        self.pending: Pending | None = None
+
+    def receive(self, message: bytes) -> bytes | None:
+        """Answer a broadcast. A repeated one gets the same answer again, an outdated one none."""
+        header = open_header(message)
+        if header.client_id != self.client_id:
+            raise wire.WireError(f"client {self.client_id} got a message for client {header.client_id}")
+        if self.pending is not None and header.round <= self.pending.round:
+            return self.pending.message if header.round == self.pending.round else None
+        down = open_body(message, self.like)
+        self.settle(header.accepted)
+        return self._run(header.round, down)
+
+    def settle(self, accepted: int) -> None:
+        """Keep the pending node if the server accepted its round, drop it if not."""
+        if self.pending is not None:
+            if self.pending.round == accepted:
+                self.node = self.pending.node
+            self.pending = None
+
+    def evaluate(self, t: int, down: Message, part: str) -> dict[str, Metric]:
+        """Metrics on one part of the site's own rows."""
+        key = key_for(self.programs.root, Stream.EVALUATE, t, self.client_id)
+        return self.programs.evaluate(key, down, self.state(t, down), self.data[part])
+
+    def predict(self, t: int, down: Message, x: PyTree) -> PyTree:
+        """The predictive distribution for new rows."""
+        key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
+        return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
+
+    def state(self, t: int, down: Message) -> State:
+        """What the site predicts with: the state it kept, or one adapted from the broadcast."""
+        if self.node is not None and not self.programs.algorithm.personalise_at_evaluation:
+            return self.node.state
+        return self.programs.adapt(key_for(self.programs.root, Stream.ADAPT, t, self.client_id), down, self.data["train"])
+
+    def _run(self, t: int, down: Message) -> bytes:
+        programs, data = self.programs, self.data["train"]
+        node = self.node
+        if node is None:
+            node = programs.first_node(programs.root, self.client_id, down, data)
+        answer, node = programs.node_round(programs.root, t, self.client_id, down, node, data)
+        reply = seal(Header(self.client_id, t), answer)
+        self.pending = Pending(t, node, reply)
+        return reply
+
+
+def padded(data: Shard, capacity: int) -> Shard:
+    """A site's rows in a buffer of few possible lengths, so that sites can share compiled programs."""
+
+    def pad(leaf):
+        leaf = np.asarray(leaf)
+        return jnp.asarray(np.pad(leaf, [(0, capacity - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]))
+
+    return Shard(jax.tree.map(pad, data.rows), data.start, data.count, capacity)
+
+
+def _answer(algorithm, channel, root, t, client_id, down, node, data) -> tuple[Answer, Node]:
+    payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
+    return Answer(payload, info, tree.is_finite((channel.decode(payload), node))), node

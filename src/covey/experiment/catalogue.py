@@ -1,0 +1,69 @@
+"""Everything that a configuration can name, as plain tables from name to factory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from covey.algorithms.fedavg import fedavg
+from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedprox import fedprox
+from covey.algorithms.local import local
+from covey.algorithms.mb_sgd import mb_sgd
+from covey.channel import half, identity
+from covey.core import cohort
+from covey.data import LOADERS, FederatedData, Loader
+from covey.experiment.options import Factory
+from covey.models import MODELS as MODELS
+
+METHODS: dict[str, Factory] = {
+    "fedavg": fedavg,
+    "fedavg_plus": fedavg_plus,
+    "fedprox": fedprox,
+    "local": local,
+    "mb_sgd": mb_sgd,
+}
+
+COHORTS: dict[str, Factory] = {
+    "full": cohort.full,
+    "bernoulli": cohort.bernoulli,
+    "uniform": cohort.uniform,
+    "weighted": cohort.weighted,
+}
+
+CHANNELS: dict[str, Factory] = {"identity": identity, "half": half}
+
+
+def table(
+    path: Path,
+    *,
+    outcome: str,
+    client: str,
+    features: list[str] | None = None,
+    classes: int | None = None,
+    allow_missing: bool = False,
+) -> FederatedData:
+    """A CSV file whose column `client` says whose a row is."""
+    return FederatedData.from_table(
+        path, outcome=outcome, client=client, features=features, classes=classes, allow_missing=allow_missing
+    )
+
+
+def saved(path: Path, *, memory_map: bool = True) -> FederatedData:
+    """Data that `FederatedData.save` wrote."""
+    return FederatedData.open(path, memory_map=memory_map)
+
+
+LOADED: dict[str, Loader] = {
+    **LOADERS,
+    "table": Loader(table, "your own CSV file: a line is a row, and the column `client` says whose it is", "yours", "path"),
+    "saved": Loader(saved, "your own data, as FederatedData.save wrote them", "yours", "path"),
+}
+
+DATA: dict[str, Factory] = {name: loader.load for name, loader in LOADED.items()}
+
+
+def described(named: Mapping[str, Factory]) -> dict[str, str]:
+    """One line on each: a data set's description, or the first line of a factory's documentation."""
+    return {
+        name: LOADED[name].description if named is DATA else (factory.__doc__ or "").partition("\n")[0]
+        for name, factory in named.items()
+    }

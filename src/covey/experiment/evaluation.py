@@ -1,0 +1,53 @@
+"""What an evaluation found: over all rows together, for each client, and for the clients that are served worst."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from covey.core.metrics import Metric, merge, values
+from covey.data.federated import PARTS, FederatedData, Part
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of every client on one part of its rows, after a round.
+
+    metrics: the mergeable metrics by name, stacked over the clients of `data`.
+    """
+
+    round: int
+    part: Part
+    data: FederatedData
+    metrics: dict[str, Metric]
+
+    @cached_property
+    def pooled(self) -> dict[str, float]:
+        """Each metric over the rows of all clients together."""
+        return {name: float(value) for name, value in values(merge(self.metrics)).items()}
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One line a client: its id and name, its rows in each part, its metrics."""
+        data = self.data
+        columns: dict[str, object] = {"client": np.asarray(data.ids), "name": [data.name_of(at) for at in range(data.clients)]}
+        for part in PARTS:
+            columns[f"{part}_rows"] = np.asarray(data.counts(part))
+        return pd.DataFrame(columns | values(self.metrics))
+
+    @property
+    def bottom_decile(self) -> float:
+        """The accuracy of the (T/10)-th worst of T clients, as Marfoq et al. (2021) report it; of the worst if T < 10.
+
+        Clients without rows in the part are left out.
+        """
+        if "accuracy" not in self.metrics:
+            raise ValueError(f"there is no accuracy to rank clients by; the metrics are {', '.join(self.metrics)}")
+        accuracy = self.metrics["accuracy"].value()
+        ranked = np.sort(accuracy[~np.isnan(accuracy)])
+        return float(ranked[max(len(ranked) // 10, 1) - 1])
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
+        return f"Evaluation({self.part} rows of {self.data.clients} clients after {self.round} rounds: {numbers})"

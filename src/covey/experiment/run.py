@@ -1,0 +1,298 @@
+"""One run: a method on federated data for a number of rounds, watched, checkpointed, stopped and continued.
+
+Rounds run in blocks that end where something is due (an evaluation, a checkpoint, the end) and otherwise grow to about half a
+second, so that the progress moves and Ctrl-C is heard. No number depends on where blocks end.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+import pandas as pd
+from jaxtyping import PyTree
+
+from covey.core import wire
+from covey.core.algorithm import Algorithm, State
+from covey.core.cohort import Scheme
+from covey.core.faults import Faults
+from covey.core.keys import Stream, key_for
+from covey.core.node import Channel
+from covey.data.federated import FederatedData, Part
+from covey.engines.loop import Loop
+from covey.engines.simulate import Simulation
+from covey.experiment import toml
+from covey.experiment.digest import data_digest
+from covey.experiment.directory import Record, RunDirectory
+from covey.experiment.engine import Engine, Position
+from covey.experiment.environment import versions
+from covey.experiment.evaluation import Evaluation
+from covey.experiment.interrupt import StopRequest
+from covey.experiment.progress import Display
+
+_BLOCK_SECONDS = 0.5
+_CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds is not given
+
+
+class Plan(NamedTuple):
+    """What happens between rounds; see `run`."""
+
+    evaluate_every: int | None
+    part: Part
+    checkpoint_every: int | None
+    progress: bool
+
+
+def run(
+    method: Algorithm,
+    data: FederatedData,
+    *,
+    rounds: int,
+    seed: int,
+    cohort: Scheme | None = None,
+    channel: Channel | None = None,
+    faults: Faults | None = None,
+    engine: Literal["simulate", "loop"] = "simulate",
+    chunk: int | Literal["auto"] = "auto",
+    evaluate_every: int | None = None,
+    part: Part = "validation",
+    out: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    name: str | None = None,
+    settings: toml.Tables | None = None,
+) -> "Run":
+    """Run a method for `rounds` rounds, and return where it stands.
+
+    Args:
+        method: from a factory, e.g. `covey.fedavg(model)`.
+        data: the clients' rows.
+        rounds: in all, counted from the beginning also when a run is resumed.
+        seed: of everything random.
+        cohort: who takes part in a round; everyone by default.
+        channel: what uploads pass through; unchanged by default.
+        faults: chances of lost, late and repeated messages; none by default.
+        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes.
+        chunk: clients side by side in "simulate".
+        evaluate_every: evaluate after each such number of rounds, and after the last; None: only when asked.
+        part: the rows to evaluate on.
+        out: the run directory; None keeps nothing on disk.
+        checkpoint_every: in rounds; None: once a minute. There is always one at the end, and after Ctrl-C.
+        resume: go on with the run in `out`. Method, data, seed and settings must be those it was started with.
+        progress: show progress once the work takes more than two seconds.
+        name: what the run is called; by default the name of its directory, or of the method.
+        settings: what `config.toml` records, and a resumed run is compared with; by default the arguments that have a name.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, once the round is finished and the checkpoint is written.
+    """
+    for key, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+        if value is not None and value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}")
+    if out is None and (resume or checkpoint_every is not None):
+        raise ValueError("checkpoints are kept in a run directory: give out= together with resume= or checkpoint_every=")
+    if engine == "loop" and chunk != "auto":
+        raise ValueError(f"chunk={chunk} is for engine='simulate'; the loop runs one client at a time")
+    if evaluate_every is not None:
+        check_part(data, part)
+    built: Engine
+    if engine == "simulate":
+        built = Simulation(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults, chunk=chunk)
+    else:
+        built = Loop(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults)
+    plan = Plan(evaluate_every, part, checkpoint_every, progress)
+    if out is None:
+        result = Run(name or method.name, built, method, data, plan, built.start(), [])
+        result._advance_to(rounds)
+        return result
+    directory = RunDirectory(Path(out))
+    named = {"rounds": rounds, "seed": seed, "engine": engine, "chunk": chunk, "part": part}
+    optional = {"name": name, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
+    tables: dict[str, Mapping[str, toml.Value]]
+    tables = {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()} if settings is None else dict(settings)
+    tables["run"] = named | {key: value for key, value in optional.items() if value is not None}
+    tables["environment"] = versions() | {"data_digest": data_digest(data)}
+    with directory.held():
+        found = directory.resume(tables) if resume else directory.begin(tables)
+        if found is not None and found.header.round > rounds:
+            raise ValueError(f"{out} is already at round {found.header.round}, past rounds={rounds}")
+        records = directory.cut_metrics(found.header.round if found else 0)
+        state = built.restore(wire.unpack(found.body, built.snapshot_like())) if found else built.start()
+        result = Run(name or directory.path.name, built, method, data, plan, state, records, directory)
+        result._advance_to(rounds)
+    return result
+
+
+class Run:
+    """Where a run stands. Made by `run`; look at it, evaluate it, predict with it, and `go_on`."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        method: Algorithm,
+        data: FederatedData,
+        plan: Plan,
+        state: Position,
+        records: list[Record],
+        directory: RunDirectory | None = None,
+    ):
+        self.name, self.method, self.data = name, method, data
+        self._engine, self._plan, self._directory = engine, plan, directory
+        self._state, self._records = state, records
+        self._last: Evaluation | None = None
+        self._saved_at = perf_counter()
+        self._block = 1
+
+    def __repr__(self) -> str:
+        return f"Run({self.name}: {self.method.name}, {self.data.clients} clients, {self.round} rounds)"
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return self._state.round
+
+    @property
+    def state(self) -> State:
+        """The server's state."""
+        return self._state.server
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds without an evaluation."""
+        frame = pd.DataFrame(self._records)
+        without_numbers = frame.columns[frame.isna().all()]  # Nones only, which pandas would keep as objects
+        return frame.astype(dict.fromkeys(without_numbers, float))
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One line a client: id, name, rows of each part, and its metrics at the last evaluation (now, if there was none)."""
+        last = self._last or self.evaluate(part=self._plan.part)
+        return last.clients
+
+    def evaluate(self, data: FederatedData | None = None, *, part: Part = "test") -> Evaluation:
+        """Every client on one part of its rows. Clients of other data are new: each is adapted to its training rows."""
+        check_part(self.data if data is None else data, part)
+        metrics = self._engine.evaluate(self._state, part, data)
+        return Evaluation(self.round, part, self.data if data is None else data, metrics)
+
+    def predict(self, x: PyTree, *, client: str | int, data: FederatedData | None = None) -> PyTree:
+        """The predictive distribution of a client (its name or id) for new rows; with other data, of a client never seen."""
+        position = (self.data if data is None else data).position_of(client)
+        return self._engine.predict(self._state, position, x, data)
+
+    @property
+    def posterior(self) -> Callable[[State, int], PyTree]:
+        """The method's posterior at this round: (client state, number) -> draws. Only methods that draw have it."""
+        if self.method.draws is None:
+            raise AttributeError(f"{self.method.name} has no posterior draws: it finds one estimate, see .state and .predict")
+        key = key_for(self._engine.root, Stream.PREDICT, self.round)
+        return partial(self.method.draws, key, self._engine.broadcast(self._state))
+
+    def go_on(self, rounds: int) -> "Run":
+        """Run `rounds` rounds more, as the run was started. Returns itself."""
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        target = self.round + rounds
+        if self._directory is None:
+            self._advance_to(target)
+            return self
+        with self._directory.held():
+            self._catch_up(self._directory)
+            self._advance_to(target)
+        return self
+
+    def save(self) -> None:
+        """Write a checkpoint and the table of clients to the run directory now."""
+        if self._directory is None:
+            raise ValueError("this run has no directory to save to: start it with out=")
+        with self._directory.held():
+            self._catch_up(self._directory)
+            self._checkpoint(self._directory)
+            self._write_clients(self._directory)
+
+    def _advance_to(self, target: int) -> None:
+        bits = sum((record.get("bits_up") or 0) + (record.get("bits_down") or 0) for record in self._records)
+        with (
+            StopRequest() as stop,
+            Display(self.name, target, bits=float(bits)) if self._plan.progress else nullcontext() as display,
+        ):
+            while self.round < target and not stop.asked:
+                records = self._advance_block(target)
+                if display is not None:
+                    display.update(self.round, records)
+            if self._directory is not None:
+                if self._directory.newest_round() != self.round:
+                    self._checkpoint(self._directory)
+                self._write_clients(self._directory)
+        if self.round < target:
+            kept = "not saved" if self._directory is None else f"saved in {self._directory.path}; resume=True goes on from there"
+            raise KeyboardInterrupt(f"stopped after round {self.round} of {target}: {kept}")
+
+    def _advance_block(self, target: int) -> list[Record]:
+        """Some rounds, and what is due after them."""
+        start, first = perf_counter(), self.round
+        self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
+        seconds = perf_counter() - start
+        self._block = _next_length(self._block, seconds)
+        records = [_finite(line | {"seconds": seconds / len(lines)}) for line in lines]
+        if self._is_due(self._plan.evaluate_every, target):
+            self._last = self.evaluate(part=self._plan.part)
+            records[-1] |= _finite({f"{self._plan.part}_{key}": value for key, value in self._last.pooled.items()})
+        self._records += records
+        if self._directory is not None:
+            self._directory.append(records)
+            late = self._plan.checkpoint_every is None and perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
+            if late or self._is_due(self._plan.checkpoint_every, target):
+                self._checkpoint(self._directory)
+        return records
+
+    def _next_stop(self, target: int) -> int:
+        stops = [target, self.round + self._block]
+        stops += [
+            (self.round // every + 1) * every for every in (self._plan.evaluate_every, self._plan.checkpoint_every) if every
+        ]
+        return min(stops)
+
+    def _is_due(self, every: int | None, target: int) -> bool:
+        return every is not None and (self.round % every == 0 or self.round == target)
+
+    def _checkpoint(self, directory: RunDirectory) -> None:
+        directory.save(self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)))
+        self._engine.checkpointed()
+        self._saved_at = perf_counter()
+
+    def _write_clients(self, directory: RunDirectory) -> None:
+        if self._last is not None:
+            directory.write_clients(self._last.clients)
+
+    def _catch_up(self, directory: RunDirectory) -> None:
+        """Make the directory's metrics those of this run: after a full disk they may be behind."""
+        newest = directory.newest_round()
+        if newest > self.round:
+            raise ValueError(
+                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: resume=True goes on from there"
+            )
+        directory.cut_metrics(newest)
+        directory.append(self._records[newest:])
+
+
+def check_part(data: FederatedData, part: Part) -> None:
+    """An error where no client has rows of the part."""
+    if not data.counts(part).any():
+        raise ValueError(f"the data have no {part} rows: split them, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+
+
+def _next_length(block: int, seconds: float) -> int:
+    """Twice as many rounds after a short block, half as many after a long one."""
+    if seconds < _BLOCK_SECONDS / 2:
+        return 2 * block
+    return max(block // 2, 1) if seconds > 2 * _BLOCK_SECONDS else block
+
+
+def _finite(line: dict[str, int | float]) -> Record:
+    return {key: value if math.isfinite(value) else None for key, value in line.items()}

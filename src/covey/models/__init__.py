@@ -1,0 +1,53 @@
+"""Models: how a row's outcome depends on its features, as a likelihood, and how well it is predicted.
+
+A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no more of it than that. Use one
+of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your own functions through `from_function`.
+"""
+
+from collections.abc import Callable
+
+from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
+from covey.models.linear import Linear, linear, logistic, poisson, softmax
+from covey.models.measure import measure
+from covey.models.model import Model, from_function
+from covey.models.networks import Perceptron, from_equinox, mlp
+from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.recurrent import CharacterLSTM, character_lstm
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "linear": linear,
+    "logistic": logistic,
+    "softmax": softmax,
+    "poisson": poisson,
+    "mlp": mlp,
+    "femnist_cnn": femnist_cnn,
+    "cifar_cnn": cifar_cnn,
+    "character_lstm": character_lstm,
+}
+"""The catalogue: factories by name. The first line of a factory's docstring is its description."""
+
+__all__ = [
+    "MODELS",
+    "Categorical",
+    "CharacterLSTM",
+    "ConvolutionalNetwork",
+    "Linear",
+    "Model",
+    "Normal",
+    "Perceptron",
+    "Poisson",
+    "Predictive",
+    "character_lstm",
+    "cifar_cnn",
+    "convolve",
+    "femnist_cnn",
+    "from_equinox",
+    "from_function",
+    "linear",
+    "logistic",
+    "max_pool",
+    "measure",
+    "mlp",
+    "poisson",
+    "softmax",
+]

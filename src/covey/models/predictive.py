@@ -1,0 +1,103 @@
+"""Predictive distributions: what a model, a mixture or a posterior says about the outcomes of some rows.
+
+Each is a NamedTuple of arrays with the row as the leading axis, so it passes through `jit`, `vmap` and `scan` as it is. Each can
+score outcomes (`log_prob`), give its mean, and measure itself against outcomes as metrics that merge over batches and clients.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Real
+
+from covey.core.metrics import Calibration, Mean, Metric
+
+
+class Categorical(NamedTuple):
+    """A label. log_probability: normalised, log p(label) by row."""
+
+    log_probability: Float[Array, "rows classes"]
+
+    @classmethod
+    def of_logits(cls, logits: Float[Array, "rows classes"]) -> "Categorical":
+        """Softmax of the logits."""
+        return cls(jax.nn.log_softmax(logits))
+
+    @classmethod
+    def of_logit(cls, logit: Float[Array, " rows"]) -> "Categorical":
+        """Two labels; the logit is log p(1) - log p(0)."""
+        return cls(jax.nn.log_sigmoid(jnp.stack([-logit, logit], axis=-1)))
+
+    @classmethod
+    def average(
+        cls,
+        log_probability: Float[Array, "members rows classes"],
+        weights: Float[Array, " members"] | Float[Array, "members rows"] | None = None,
+    ) -> "Categorical":
+        """The mixture log sum_m w_m p_m / sum_m w_m: of probabilities, not of logits. Equal weights where none are given.
+
+        A member of weight zero does not count, even where its probabilities are not finite. Weights that are all zero give NaN.
+        """
+        if weights is None:
+            weights = jnp.ones(log_probability.shape[0], log_probability.dtype)
+        by_row = weights if weights.ndim == 2 else weights[:, None]
+        total = jax.nn.logsumexp(log_probability, axis=0, b=by_row[:, :, None])
+        return cls(total - jnp.log(jnp.sum(by_row, axis=0))[:, None])
+
+    @property
+    def mean(self) -> Float[Array, "rows classes"]:
+        """Probabilities of the labels: the mean of the outcome written as an indicator vector."""
+        return jnp.exp(self.log_probability)
+
+    def log_prob(self, y: Int[Array, " rows"]) -> Float[Array, " rows"]:
+        """The log-probability of the labels. A label past the last class gives NaN, never a silent number."""
+        return jnp.take_along_axis(self.log_probability, y[:, None], axis=-1, mode="fill")[:, 0]
+
+    def measures(self, y: Int[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
+        """accuracy; nll; brier = sum over classes of (p - 1{y})^2, between 0 and 2; ece, the expected calibration error."""
+        probability = self.mean
+        outcome = jax.nn.one_hot(y, probability.shape[-1], dtype=probability.dtype)
+        correct = jnp.argmax(probability, axis=-1) == y
+        return {
+            "accuracy": Mean.of(correct.astype(probability.dtype), mask),
+            "nll": Mean.of(-self.log_prob(y), mask),
+            "brier": Mean.of(jnp.sum(jnp.square(probability - outcome), axis=-1), mask),
+            "ece": Calibration.of(jnp.max(probability, axis=-1), correct, mask),
+        }
+
+
+class Normal(NamedTuple):
+    """A number with Gaussian noise of standard deviation `scale`."""
+
+    mean: Float[Array, " rows"]
+    scale: Float[Array, " rows"]
+
+    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
+        """The Gaussian log-density."""
+        return jax.scipy.stats.norm.logpdf(y, self.mean, self.scale)
+
+    def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
+        """nll; mse of the mean."""
+        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+
+
+class Poisson(NamedTuple):
+    """A count with mean exp(log_rate)."""
+
+    log_rate: Float[Array, " rows"]
+
+    @property
+    def mean(self) -> Float[Array, " rows"]:
+        """The rate."""
+        return jnp.exp(self.log_rate)
+
+    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
+        """The log-mass y log(rate) - rate - log(y!), from the log rate: a rate that underflows to zero gives no NaN."""
+        return y * self.log_rate - self.mean - jax.lax.lgamma(y.astype(self.log_rate.dtype) + 1)
+
+    def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
+        """nll; mse of the rate."""
+        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+
+
+Predictive: TypeAlias = Categorical | Normal | Poisson

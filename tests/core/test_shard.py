@@ -1,0 +1,66 @@
+"""What a client computes does not depend on the capacity that an engine gives it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, shuffled, whole
+
+ROWS = Rows(jnp.arange(60.0).reshape(30, 2), jnp.arange(30))
+
+
+def shard(start, count, capacity):
+    return Shard(ROWS, jnp.int32(start), jnp.int32(count), capacity)
+
+
+@pytest.mark.parametrize("sampler", [jax.random.uniform, jax.random.normal, jax.random.bits])
+def test_a_longer_draw_begins_with_the_shorter_one(sampler):
+    """The property of threefry's counters that everything rests on."""
+    key = jax.random.key(3)
+    for shape in ((), (4,)):
+        np.testing.assert_array_equal(sampler(key, (7, *shape)), sampler(key, (100, *shape))[:7])
+
+
+@settings(max_examples=25, deadline=None)
+@given(count=st.integers(0, 20), seed=st.integers(0, 1000))
+def test_the_order_is_a_permutation_and_ignores_the_capacity(count, seed):
+    key = jax.random.key(seed)
+    orders = [np.asarray(shuffled(key, shard(5, count, capacity)))[:count] for capacity in (20, 24, 64)]
+    assert sorted(orders[0]) == list(range(count))
+    for order in orders[1:]:
+        np.testing.assert_array_equal(order, orders[0])
+
+
+def test_the_order_is_uniform():
+    keys = jax.random.split(jax.random.key(0), 6000)
+    orders = np.asarray(jax.vmap(lambda key: shuffled(key, shard(0, 3, 8)))(keys))[:, :3]
+    counts = np.unique(orders @ [100, 10, 1], return_counts=True)[1]
+    assert len(counts) == 6
+    assert np.all(np.abs(counts - 1000) < 4 * np.sqrt(1000))
+
+
+@pytest.mark.parametrize("capacity", [8, 12, 25])
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_a_pass_sees_every_row_once(capacity, batch_size):
+    def add(carry, batch):
+        return carry + jnp.sum(jnp.where(batch.mask, batch.rows.y, 0))
+
+    assert fold_batches(shard(4, 8, capacity), batch_size, add, 0) == sum(range(4, 12))
+
+
+def test_batches():
+    assert batches_of(shard(0, 20, 24), 8)[0] == 8
+    assert batches_of(shard(0, 20, 24), 8)[1] == 3
+    assert batches_of(shard(0, 5, 6), 8)[0] == 6
+    assert batches_of(shard(0, 0, 6), 8)[1] == 0
+    assert batches_of(shard(0, 20, 24), None) == (24, 1)
+
+
+def test_all_rows_and_whole():
+    batch = all_rows(shard(28, 2, 8))
+    np.testing.assert_array_equal(batch.rows.y[batch.mask], [28, 29])
+    own = whole(Rows(np.ones((3, 2), np.float32), np.arange(3)))
+    assert (int(own.start), int(own.count), own.capacity) == (0, 3, 3)

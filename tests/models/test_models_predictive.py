@@ -1,0 +1,102 @@
+"""Predictive distributions are real distributions, and their measures are those of scikit-learn and of plain NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error
+
+from covey.core import metrics
+from covey.models import Categorical, Normal, Poisson
+
+RNG = np.random.default_rng(0)
+LOGITS = RNG.normal(scale=2, size=(300, 4)).astype(np.float32)
+LABELS = RNG.integers(0, 4, 300)
+MASK = RNG.random(300) < 0.7
+
+
+def test_categorical_sums_to_one_and_is_stable():
+    extreme = jnp.array([[1e4, 0.0, -1e4], [0.3, -0.2, 0.1]])
+    np.testing.assert_allclose(np.exp(Categorical.of_logits(extreme).log_probability).sum(-1), 1, rtol=1e-6)
+    binary = Categorical.of_logit(jnp.array([-500.0, 0.7, 500.0]))
+    np.testing.assert_allclose(binary.log_prob(jnp.array([1, 1, 0])), [-500, -np.log1p(np.exp(-0.7)), -500], rtol=1e-6)
+    np.testing.assert_allclose(binary.mean.sum(-1), 1, rtol=1e-6)
+
+
+def test_a_label_past_the_last_class_is_not_silent():
+    assert np.isnan(Categorical.of_logits(jnp.zeros((1, 3))).log_prob(jnp.array([3])))[0]
+
+
+def test_normal_and_poisson_against_scipy():
+    mean, scale, y = RNG.normal(size=(3, 50)).astype(np.float32)
+    scale = np.exp(scale)
+    normal = Normal(jnp.asarray(mean), jnp.asarray(scale))
+    np.testing.assert_allclose(normal.log_prob(jnp.asarray(y)), scipy.stats.norm.logpdf(y, mean, scale), rtol=1e-4, atol=1e-5)
+    counts = RNG.poisson(4.0, 50)
+    poisson = Poisson(jnp.asarray(mean))
+    np.testing.assert_allclose(poisson.log_prob(jnp.asarray(counts)), scipy.stats.poisson.logpmf(counts, np.exp(mean)), rtol=1e-4)
+    np.testing.assert_allclose(poisson.mean, np.exp(mean), rtol=1e-6)
+
+
+def test_poisson_of_a_vanishing_rate_is_finite():
+    vanishing = Poisson(jnp.array([-200.0]))
+    assert vanishing.log_prob(jnp.array([0])) == 0
+    assert vanishing.log_prob(jnp.array([1])) == -200
+
+
+def test_categorical_measures():
+    got = metrics.values(Categorical.of_logits(jnp.asarray(LOGITS)).measures(jnp.asarray(LABELS), jnp.asarray(MASK)))
+    probability = np.exp(LOGITS[MASK].astype(np.float64))
+    probability /= probability.sum(-1, keepdims=True)
+    y, predicted, confidence = LABELS[MASK], probability.argmax(-1), probability.max(-1)
+    gaps = []
+    for k in range(15):
+        inside = (confidence > k / 15) & (confidence <= (k + 1) / 15)
+        gaps.append(abs((predicted == y)[inside].sum() - confidence[inside].sum()))
+    assert got.keys() == {"accuracy", "nll", "brier", "ece"}
+    np.testing.assert_allclose(got["accuracy"], accuracy_score(y, predicted), rtol=1e-5)
+    np.testing.assert_allclose(got["nll"], log_loss(y, probability, labels=range(4)), rtol=1e-5)
+    np.testing.assert_allclose(got["brier"], brier_score_loss(y, probability, labels=range(4), scale_by_half=False), rtol=1e-5)
+    np.testing.assert_allclose(got["ece"], sum(gaps) / len(y), rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["normal", "poisson"])
+def test_measures_of_numbers(kind):
+    location = RNG.normal(size=300).astype(np.float32)
+    y = RNG.poisson(2.0, 300)
+    if kind == "normal":
+        predictive = Normal(jnp.asarray(location), jnp.full(300, 0.5))
+        mean, log_prob = location, scipy.stats.norm.logpdf(y, location, 0.5)
+    else:
+        predictive = Poisson(jnp.asarray(location))
+        mean, log_prob = np.exp(location), scipy.stats.poisson.logpmf(y, np.exp(location))
+    got = metrics.values(predictive.measures(jnp.asarray(y), jnp.asarray(MASK)))
+    assert got.keys() == {"nll", "mse"}
+    np.testing.assert_allclose(got["mse"], mean_squared_error(y[MASK], mean[MASK]), rtol=1e-5)
+    np.testing.assert_allclose(got["nll"], -log_prob[MASK].mean(), rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(0, 1e3), min_size=3, max_size=3).filter(lambda w: sum(w) > 1e-3))
+def test_average_is_a_mixture_of_probabilities(weights):
+    stacked = jax.nn.log_softmax(jnp.asarray(RNG.normal(scale=3, size=(3, 5, 4)), jnp.float32))
+    share = np.array(weights) / sum(weights)
+    expected = np.einsum("m,mrc->rc", share, np.exp(np.asarray(stacked, np.float64)))
+    np.testing.assert_allclose(
+        Categorical.average(stacked, jnp.asarray(weights, jnp.float32)).mean, expected, rtol=1e-4, atol=1e-7
+    )
+
+
+def test_average_by_row_equal_weights_and_silenced_members():
+    stacked = jax.nn.log_softmax(jnp.asarray(RNG.normal(size=(2, 3, 4)), jnp.float32))
+    np.testing.assert_allclose(Categorical.average(stacked).mean, np.exp(stacked).mean(0), rtol=1e-5)
+    by_row = jnp.array([[1.0, 0.0, 0.25], [0.0, 2.0, 0.75]])
+    expected = jnp.stack([stacked[0, 0], stacked[1, 1], jnp.log(0.25 * jnp.exp(stacked[0, 2]) + 0.75 * jnp.exp(stacked[1, 2]))])
+    np.testing.assert_allclose(Categorical.average(stacked, by_row).log_probability, expected, rtol=1e-5)
+    broken = stacked.at[1].set(jnp.nan)
+    np.testing.assert_allclose(Categorical.average(broken, jnp.array([2.0, 0.0])).log_probability, stacked[0], rtol=1e-5)
+    tiny = jnp.full((2, 1, 2), -300.0)  # exp underflows in float32; the logarithm of the mean must not
+    np.testing.assert_allclose(Categorical.average(tiny).log_probability, -300, rtol=1e-6)

@@ -1,0 +1,68 @@
+"""Every method gives the same run on the vectorised engine and one client at a time over bytes, whatever goes wrong on the way."""
+
+import jax
+import numpy as np
+import pytest
+from methods import METHODS, VARIANTS
+from problems import linear_gaussian
+
+from covey.channel import half, identity
+from covey.core import cohort
+from covey.core.faults import Faults
+from covey.engines.loop import Loop
+from covey.engines.simulate import Simulation
+
+EVERY = {**METHODS, **VARIANTS}
+AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
+COHORTS = {
+    "full": cohort.full(),
+    "bernoulli": cohort.bernoulli(np.array([0.3, 0.9, 0.5, 0.6, 1.0])),
+    "uniform": cohort.uniform(3),
+    "weighted": cohort.weighted(4),
+    "trace": cohort.trace(AVAILABLE, cohort.uniform(4)),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return linear_gaussian().data.split(validation=0.2, test=0.2, seed=3)
+
+
+def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
+    fast = Simulation(method(), data, seed=11, chunk=2, **options)
+    plain = Loop(method(), data, seed=11, **options)
+    fast_state, fast_lines = fast.advance(fast.start(), rounds)
+    plain_state, plain_lines = plain.advance(plain.start(), rounds)
+    for one, other in zip(fast_lines, plain_lines, strict=True):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, rtol=10 * tolerance, err_msg=name)
+    together = (fast.snapshot(fast_state), fast.evaluate(fast_state)), (plain.snapshot(plain_state), plain.evaluate(plain_state))
+    for one, other in zip(*map(jax.tree.leaves, together), strict=True):
+        np.testing.assert_allclose(other, one, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
+def test_methods(method, data):
+    assert_agree(method, data)
+
+
+@pytest.mark.parametrize("scheme", COHORTS.values(), ids=COHORTS.keys())
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_cohorts_with_lost_late_and_repeated_messages(method, scheme, data):
+    faults = Faults(dropout=0.3, straggler=0.2, repeat=0.3)
+    assert_agree(METHODS[method], data, rounds=6, cohort=scheme, faults=faults)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_lossy_channel(method, data):
+    # A rounding that falls the other way changes a number by up to 2^-7 of its size.
+    assert_agree(METHODS[method], data, channel=half(), tolerance=2**-7)
+
+
+def test_prediction(data):
+    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    for method in METHODS.values():
+        engines = Simulation(method(), data, seed=1), Loop(method(), data, seed=1, channel=identity())
+        means = [e.predict(e.advance(e.start(), 2)[0], 3, x).mean for e in engines]
+        np.testing.assert_allclose(*means, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,135 @@
+"""Every method of the package goes through the same walk."""
+
+import jax
+import numpy as np
+import pytest
+from methods import METHODS, VARIANTS
+from problems import linear_gaussian
+
+from covey.core import cohort, wire
+from covey.engines.simulate import Simulation
+from covey.experiment.catalogue import METHODS as CATALOGUE
+
+EVERY = {**METHODS, **VARIANTS}
+every_method = pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
+
+
+def same(one, other, **tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tolerance), one, other)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return linear_gaussian().data.split(validation=0.2, test=0.2, seed=3)
+
+
+def test_the_walk_covers_the_catalogue():
+    assert set(METHODS) == set(CATALOGUE)
+
+
+@every_method
+def test_no_retracing(method, data):
+    algorithm, traces = method(), []
+
+    def client(*arguments):
+        traces.append(arguments)
+        return algorithm.client(*arguments)
+
+    engine = Simulation(algorithm._replace(client=client), data, seed=0, cohort=cohort.uniform(3))
+    state, _ = engine.advance(engine.start(), 2)
+    first = len(traces)
+    state, _ = engine.advance(state, 7)
+    state, _ = engine.advance(state, 1)
+    assert len(traces) == first
+
+
+@every_method
+def test_one_client(method, data):
+    engine = Simulation(method(), data.subset(np.array([3])), seed=0)
+    state, lines = engine.advance(engine.start(), 3)
+    assert [line["clients"] for line in lines] == [1, 1, 1]
+    assert np.all(np.isfinite(engine.evaluate(state)["nll"].value()))
+
+
+@every_method
+def test_an_empty_cohort_changes_nothing(method, data):
+    nobody = cohort.trace(np.zeros((data.clients, 1), bool))
+    engine = Simulation(method(), data, seed=0, cohort=nobody)
+    start = engine.start()
+    state, lines = engine.advance(start, 3)
+    same(engine.snapshot(start)._replace(round=3), engine.snapshot(state), rtol=0, atol=0)
+    assert [line["clients"] for line in lines] == [0, 0, 0]
+    # The rounds after it are those of a run whose empty rounds came about otherwise.
+    sometimes = cohort.trace(np.array([[False, True]] * data.clients))
+    engine = Simulation(method(), data, seed=0, cohort=sometimes)
+    state, lines = engine.advance(engine.start(), 4)
+    assert [line["clients"] for line in lines] == [0, data.clients] * 2
+
+
+@every_method
+def test_partial_participation(method, data):
+    engine = Simulation(method(), data, seed=0, cohort=cohort.bernoulli(0.4))
+    state, lines = engine.advance(engine.start(), 12)
+    sizes = {line["clients"] for line in lines}
+    assert len(sizes) > 1
+    assert max(sizes) <= data.clients
+    assert all(np.all(np.isfinite(metric.value())) for metric in engine.evaluate(state).values())
+
+
+@every_method
+@pytest.mark.parametrize("storage", ["device", "host"])
+def test_resume_equals_an_uninterrupted_run(method, data, storage):
+    def engine():
+        return Simulation(method(), data, seed=5, cohort=cohort.uniform(2), storage=storage)
+
+    whole = engine()
+    straight, lines = whole.advance(whole.start(), 6)
+    before = engine()
+    state, first = before.advance(before.start(), 2)
+    stored = wire.pack(before.snapshot(state))
+    after = engine()
+    state, rest = after.advance(after.restore(wire.unpack(stored, after.snapshot_like())), 4)
+    assert first + rest == lines
+    same(whole.snapshot(straight), after.snapshot(state), rtol=0, atol=0)
+    same(whole.evaluate(straight), after.evaluate(state), rtol=0, atol=0)
+
+
+@every_method
+def test_every_chunk_size_and_storage_gives_the_same_run(method, data):
+    def run(**options):
+        engine = Simulation(method(), data, seed=7, cohort=cohort.bernoulli(0.7), **options)
+        state, lines = engine.advance(engine.start(), 4)
+        return engine.snapshot(state), lines, engine.evaluate(state, "test")
+
+    expected, lines, metrics = run(chunk=1)
+    for options in ({"chunk": 2}, {"chunk": 5}, {"chunk": "auto"}, {"chunk": 2, "storage": "host"}):
+        snapshot, other_lines, other_metrics = run(**options)
+        assert [line["clients"] for line in lines] == [line["clients"] for line in other_lines]
+        same(snapshot, expected, rtol=1e-4, atol=1e-5)
+        same(other_metrics, metrics, rtol=1e-4, atol=1e-4)
+
+
+@every_method
+def test_a_client_does_not_depend_on_the_others_around_it(method, data):
+    """Keys follow the client's id: its upload is the same wherever it stands."""
+
+    def loss(some):
+        engine = Simulation(method(), some, seed=2)
+        _, lines = engine.advance(engine.start(), 1)
+        return lines[0]["train_loss"]
+
+    alone = [loss(data.subset(np.array([place]))) for place in range(data.clients)]
+    together = loss(data.subset(np.array([4, 2, 0, 1, 3])))
+    np.testing.assert_allclose(np.mean(alone), together, rtol=1e-5)
+
+
+@every_method
+def test_unseen_clients_are_adapted_and_evaluated(method, data):
+    rest, new = data.hold_out(["site2"])
+    engine = Simulation(method(), rest, seed=0)
+    state, _ = engine.advance(engine.start(), 5)
+    metrics = engine.evaluate(state, "test", data=new)
+    assert metrics["nll"].total.shape == (1,)
+    assert np.isfinite(metrics["nll"].value()[0])
+    prediction = engine.predict(state, 0, np.zeros((4, 3), np.float32), data=new)
+    assert prediction.mean.shape == (4,)

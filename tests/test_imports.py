@@ -1,0 +1,56 @@
+"""Imports point one way."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "covey"
+LOWER = {
+    "core": set(),
+    "kernels": {"core"},
+    "channel": {"core"},
+    "models": {"core"},
+    "data": {"core"},
+    "algorithms": {"core", "kernels", "channel", "models", "data"},
+    "engines": {"core", "kernels", "channel", "models", "data", "algorithms"},
+    "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines"},
+    "report": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "experiment"},
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("covey.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", LOWER)
+def test_rooms_import_only_lower_rooms(room):
+    for path in (SOURCE / room).rglob("*.py"):
+        above = imported_rooms(path) - LOWER[room] - {room, "__version__"}
+        assert not above, f"{path.relative_to(SOURCE)} imports {above}"
+
+
+def test_every_room_is_listed():
+    assert {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()} == set(LOWER)
+
+
+def test_import_covey_is_light():
+    code = "import sys, covey; print(sorted({'jax', 'pandas', 'plotly', 'pydantic'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists():
+    code = "import covey; [getattr(covey, name) for name in covey.__all__]"
+    subprocess.run([sys.executable, "-c", code], check=True)
