@@ -86,7 +86,9 @@ class Logistic(NamedTuple):
 LOGISTIC_DRAWS = Path(__file__).parent / "fixtures" / "logistic_nuts.npz"
 
 
-def logistic_rows(seed: int = 1, *, dimension: int = 3, sizes: tuple[int, ...] = SIZES) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def logistic_rows(
+    seed: int = 1, *, dimension: int = 3, sizes: tuple[int, ...] = SIZES
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
     truth = np.array([1.5, -1.0, 0.3, -0.7])
     clients = {}

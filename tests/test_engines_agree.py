@@ -1,4 +1,4 @@
-"""Every method gives the same run on the vectorised engine and one client at a time over bytes, whatever goes wrong on the way."""
+"""Every method gives the same run vectorised and one client at a time over bytes, whatever goes wrong on the way."""
 
 import jax
 import numpy as np

@@ -7,7 +7,9 @@ from covey.algorithms.fedavg import Up
 from covey.channel import by_part, half, identity
 from covey.core import wire
 
-VALUES = jnp.asarray(np.random.default_rng(0).normal(size=200) * 10.0 ** np.random.default_rng(1).integers(-6, 6, 200), jnp.float32)
+VALUES = jnp.asarray(
+    np.random.default_rng(0).normal(size=200) * 10.0 ** np.random.default_rng(1).integers(-6, 6, 200), jnp.float32
+)
 
 
 def through(channel, key, up):

@@ -1,5 +1,7 @@
 """Metrics of many clients are the metrics of all their rows."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ CLIENT = RNG.integers(0, 5, 200)
 
 
 def of_clients(make):
-    masks = jnp.asarray(CLIENT == np.arange(5)[:, None])
+    masks = jnp.asarray(np.arange(5)[:, None] == CLIENT)
     return jax.vmap(make)(masks)
 
 
@@ -32,8 +34,8 @@ def test_mean_of_nothing_is_nan_and_ignores_masked_nans():
 def test_calibration_error_by_hand():
     edges = np.linspace(0, 1, 16)
     expected = 0.0
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
-        inside = (CONFIDENCE > low) & (CONFIDENCE <= high)
+    for low, high in itertools.pairwise(edges):
+        inside = (low < CONFIDENCE) & (high >= CONFIDENCE)
         if inside.any():
             expected += inside.mean() * abs(CONFIDENCE[inside].mean() - CORRECT[inside].mean())
     stacked = of_clients(lambda mask: Calibration.of(jnp.asarray(CONFIDENCE), jnp.asarray(CORRECT), mask))

@@ -34,6 +34,13 @@ def test_the_order_is_a_permutation_and_ignores_the_capacity(count, seed):
         np.testing.assert_array_equal(order, orders[0])
 
 
+def test_the_order_is_the_same_where_a_ticket_and_a_row_number_no_longer_fit_one_word():
+    rows = Rows(jnp.zeros((4096, 1)), jnp.zeros(4096))
+    orders = [shuffled(jax.random.key(0), Shard(rows, jnp.int32(0), jnp.int32(4000), c))[:4000] for c in (4096, 6144)]
+    np.testing.assert_array_equal(*orders)
+    assert sorted(np.asarray(orders[0])) == list(range(4000))
+
+
 def test_the_order_is_uniform():
     keys = jax.random.split(jax.random.key(0), 6000)
     orders = np.asarray(jax.vmap(lambda key: shuffled(key, shard(0, 3, 8)))(keys))[:, :3]

@@ -15,7 +15,11 @@ DTYPES = [np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_, np.flo
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))), max_size=4))
+@given(
+    st.lists(
+        st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))), max_size=4
+    )
+)
 def test_round_trip(arrays):
     back = wire.unpack(wire.pack(arrays), arrays)
     for one, other in zip(arrays, back, strict=True):

@@ -110,20 +110,19 @@ def test_metrics_that_lack_rounds_are_an_error(tmp_path):
         directory.cut_metrics(5)
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("step", [(durable, "sync"), (Path, "replace")])
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, step):
     directory = started(tmp_path / "run", rounds=3)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with directory.held():
         directory.resume(SETTINGS)
         directory.append([{"round": 4, "loss": 0.25}])
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "sync_folder", lambda folder: None)
-            patch.setattr(Path, "replace", full) if step == "replace" else patch.setattr(durable.os, "fsync", _full_on_part(full))
-            with pytest.raises(OSError, match="the disk is full.*the checkpoint of round 3 is intact") as error:
+            patch.setattr(*step, full_disk)
+            with pytest.raises(OSError, match=r"the disk is full.*make room and resume.*round 3 is intact") as error:
                 directory.save(4, "fedavg", b"new" * 100)
         assert error.value.errno == errno.ENOSPC
         names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
@@ -131,19 +130,6 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, step)
         found = directory.resume(SETTINGS)
     assert found is not None
     assert found.header.round == 3
-
-
-def _full_on_part(full):
-    """Fail for the file being written beside its place; the metrics are synced before it."""
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        name = os.readlink(f"/proc/self/fd/{handle}") if sys.platform == "linux" else durable.SUFFIX
-        if name.endswith(durable.SUFFIX):
-            full()
-        real(handle)
-
-    return fsync
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path):
@@ -209,8 +195,8 @@ with RunDirectory(Path(sys.argv[1])).held():
 
 def test_a_second_process_is_refused_and_told_who_was_first(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
     try:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(BusyError, match=f"in use by process {holder.pid} on "), RunDirectory(tmp_path / "run").held():
             pass

@@ -29,9 +29,14 @@ CASES = {
     "softmax": ({}, images(3, 3), labels(3), 3),
     "poisson": ({}, FLAT, RNG.poisson(2.0, (CLIENTS, NUMBER)).astype(np.int32), None),
     "mlp": ({"hidden": (6,)}, images(3, 3), labels(3), 3),
-    "femnist_cnn": ({"channels": (2, 3), "hidden": (4,)}, images(16, 17, 1), labels(3), 3),
-    "cifar_cnn": ({"channels": (2, 3), "hidden": (4, 4)}, images(16, 16, 3), labels(3), 3),
-    "character_lstm": ({"embedding": 3, "hidden": 4}, RNG.integers(0, 6, (CLIENTS, NUMBER, 7)).astype(np.int32), labels(6), 6),
+    "femnist_cnn": ({"channels": (2,), "hidden": (4,)}, images(9, 8, 1), labels(3), 3),
+    "cifar_cnn": ({"channels": (2,), "hidden": (4, 4)}, images(8, 8, 3), labels(3), 3),
+    "character_lstm": (
+        {"embedding": 3, "hidden": 4, "layers": 1},
+        RNG.integers(0, 6, (CLIENTS, NUMBER, 7)).astype(np.int32),
+        labels(6),
+        6,
+    ),
 }
 
 
@@ -50,51 +55,53 @@ def test_contract(name):
     options, x, y, classes = CASES[name]
     model = MODELS[name](**options)
     assert model.name == name
-    clients = Rows(jnp.asarray(x), jnp.asarray(y))
+    clients = Rows(x, y)
     spec = Spec(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), clients), classes)
-    params = model.init(jax.random.key(1), spec)
-    leaves = jax.tree.leaves(params)
-    assert leaves
-    assert all(isinstance(leaf, jax.Array) and leaf.dtype == jnp.float32 for leaf in leaves)
-
-    one = jax.tree.map(lambda leaf: leaf[0], clients)
-    by_row = model.log_likelihood(params, one)
-    assert by_row.shape == (NUMBER,)
-    np.testing.assert_allclose(model.predictive(params, one.x).log_prob(one.y), by_row, rtol=1e-6)
-    alone = model.log_likelihood(params, jax.tree.map(lambda leaf: leaf[2:3], one))
-    np.testing.assert_allclose(alone, by_row[2:3], rtol=1e-4, atol=1e-6)
-
-    predictive = model.predictive(params, one.x)
-    if classes is not None:
-        assert isinstance(predictive, Categorical)
-        assert predictive.mean.shape == (NUMBER, classes)
-        np.testing.assert_allclose(predictive.mean.sum(-1), 1, rtol=1e-5)
-
-    def total(params, rows):
-        return model.log_likelihood(params, rows).sum()
-
+    shapes = jax.eval_shape(lambda key: model.init(key, spec), jax.random.key(1))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
     # Each client has its own parameters, as in local training.
-    own = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.arange(1.0, CLIENTS + 1).reshape(-1, *[1] * leaf.ndim), params)
-    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(total)))(own, clients)
+    params = jax.tree.map(lambda leaf: RNG.normal(scale=0.4, size=(CLIENTS, *leaf.shape)).astype(np.float32), shapes)
+
+    def everything(params, rows):
+        by_row, pullback = jax.vjp(lambda p: model.log_likelihood(p, rows), params)
+        predictive = model.predictive(params, rows.x)
+        return by_row, pullback(jnp.ones_like(by_row))[0], predictive, predictive.log_prob(rows.y)
+
+    alone = jax.jit(everything)
+    together = jax.jit(jax.vmap(everything))(params, clients)
     for client in range(CLIENTS):
-        own_params, own_rows, own_gradient = jax.tree.map(lambda leaf, c=client: leaf[c], (own, clients, gradients))
-        value, gradient = jax.value_and_grad(total)(own_params, own_rows)
-        np.testing.assert_allclose(values[client], value, rtol=1e-4)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), own_gradient, gradient)
-    assert jax.tree.structure(gradients) == jax.tree.structure(params)
-    assert any(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(gradients))
+        own_params, own_rows, own = jax.tree.map(lambda leaf, c=client: np.asarray(leaf)[c], (params, clients, together))
+        by_row, gradient, predictive, log_prob = got = alone(own_params, own_rows)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), own, got)
+        assert by_row.shape == (NUMBER,)
+        np.testing.assert_allclose(log_prob, by_row, rtol=1e-5)
+        assert jax.tree.structure(gradient) == jax.tree.structure(shapes)
+        assert all(np.any(np.asarray(leaf) != 0) for leaf in jax.tree.leaves(gradient))
+        if classes is not None:
+            assert isinstance(predictive, Categorical)
+            assert predictive.log_probability.shape == (NUMBER, classes)
+            np.testing.assert_allclose(np.exp(predictive.log_probability).sum(-1), 1, rtol=1e-5)
+
+    # A row's likelihood is its own: rows in another order have the same.
+    order = np.array([3, 0, 4, 1, 2])
+    shuffled = alone(own_params, jax.tree.map(lambda leaf: leaf[order], own_rows))
+    np.testing.assert_allclose(shuffled[0], np.asarray(by_row)[order], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_gradient_is_the_slope(name):
-    options, x, y, classes = CASES[name]
-    model = MODELS[name](**options)
-    with jax.enable_x64(True):
-        rows = Rows(jnp.asarray(x[0]), jnp.asarray(y[0]))
-        spec = Spec(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows), classes)
-        params = jax.tree.map(lambda leaf: leaf + 0.05, model.init(jax.random.key(2), spec))
-        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(params))
-        towards = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape)), params)
-        along = jax.jit(lambda t: model.log_likelihood(jax.tree.map(lambda p, d: p + t * d, params, towards), rows).sum())
-        step = 1e-6
-        np.testing.assert_allclose(jax.grad(along)(0.0), (along(step) - along(-step)) / (2 * step), rtol=1e-5)
+def test_random_starts_differ_by_key_and_by_layer():
+    spec = Spec(Rows(jax.ShapeDtypeStruct((8, 8), jnp.uint8), jax.ShapeDtypeStruct((), jnp.int32)), 8)
+    text = Spec(Rows(jax.ShapeDtypeStruct((4,), jnp.uint8), jax.ShapeDtypeStruct((), jnp.int32)), 8)
+
+    def starts(key):
+        return (
+            MODELS["mlp"](hidden=(8, 8)).init(key, spec),
+            MODELS["femnist_cnn"](channels=(8,), hidden=(8,)).init(key, spec),
+            MODELS["character_lstm"](embedding=8, hidden=8, layers=3).init(key, text),
+        )
+
+    start = jax.jit(starts)
+    for one, other in zip(start(jax.random.key(0)), start(jax.random.key(1)), strict=True):
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((one, other))]
+        for place, leaf in enumerate(leaves):
+            assert np.all(np.isfinite(leaf))
+            assert not any(np.array_equal(leaf, earlier) for earlier in leaves[:place])

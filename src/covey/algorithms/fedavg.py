@@ -128,7 +128,7 @@ def change(parameters: PyTree, end: Descent) -> tuple[PyTree, Info]:
 
 def client_weight(data: Shard, weighting: Weighting) -> Float[Array, ""]:
     """What a client counts for in the average."""
-    return data.count.astype(jnp.float32) if weighting == "rows" else jnp.float32(1.0)
+    return data.count.astype(float) if weighting == "rows" else jnp.ones(())
 
 
 def descend_server(optimizer: optax.GradientTransformation, state: State, aggregate: Aggregate) -> State:

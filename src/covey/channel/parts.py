@@ -6,7 +6,7 @@ from jaxtyping import PyTree
 from covey.core.node import Channel
 
 
-def by_part(channels: PyTree[Channel]) -> Channel:
+def by_part(channels: PyTree) -> Channel:
     """A channel from a prefix tree of channels: each covers the part of the upload below its place.
 
     FedAvg uploads `Up(delta, weight)`, so `by_part(Up(half(), identity()))` rounds the change and keeps the weight exact.
@@ -27,8 +27,7 @@ def by_part(channels: PyTree[Channel]) -> Channel:
     def encode(key, state, up):
         keys = [jax.random.fold_in(key, place) for place in range(len(parts))]
         coded = [
-            channel.encode(key, memory, part)
-            for channel, key, memory, part in zip(parts, keys, state, cut(up), strict=True)
+            channel.encode(key, memory, part) for channel, key, memory, part in zip(parts, keys, state, cut(up), strict=True)
         ]
         return tuple(payload for payload, _ in coded), tuple(memory for _, memory in coded)
 

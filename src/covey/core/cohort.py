@@ -1,8 +1,8 @@
 """Who takes part in a round, and with what weight.
 
 A scheme is a function of the clients' row counts; it gives a `Sampler`, whose `sample(key, t)` gives the cohort of round t as
-fixed-size arrays. Weights are inverse participation probabilities: the weighted sum over the cohort is an unbiased estimate of the sum
-over all clients. A client drawn twice runs once and carries the multiplicity in its weight.
+fixed-size arrays. Weights are inverse participation probabilities: the weighted sum over the cohort is an unbiased estimate
+of the sum over all clients. A client drawn twice runs once and carries the multiplicity in its weight.
 """
 
 from collections.abc import Callable
@@ -110,7 +110,7 @@ def weighted(size: int) -> Scheme:
 
 
 def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
-    """The clients of `inner` (default: all) that a client-by-round matrix shows as available; past its last round it starts again.
+    """The clients of `inner` (default: all) that a client-by-round matrix shows as available; after its end it starts again.
 
     The weights stay those of `inner`: availability is given, not drawn, so it has no probability to correct for.
     """
@@ -139,7 +139,7 @@ def _draw_by_permutation(key: Key[Array, ""], population: int, size: int) -> Int
 
 
 def _draw_by_floyd(key: Key[Array, ""], population: int, size: int) -> Int[Array, " size"]:
-    """Floyd's sampling without replacement (Bentley & Floyd 1987): for j = b-S .. b-1 draw r in 0..j; take r, or j if r is taken."""
+    """Floyd's sampling (Bentley & Floyd 1987): for j = b-S .. b-1 draw r in 0..j; take r, or j where r is taken."""
     last = jnp.arange(population - size, population)
     draws = jax.random.randint(key, (size,), 0, last + 1)
 

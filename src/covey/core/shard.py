@@ -15,19 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key, PyTree, Shaped
+from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from covey.core import tree
-
 
 Carry = TypeVar("Carry")
 
 
 class Rows(NamedTuple):
-    """Supervised rows: features and outcomes, with the row as the leading axis."""
+    """Supervised rows: features and outcomes; arrays with the row as the leading axis, or the shapes of one row."""
 
-    x: Shaped[Any, "rows *features"]
-    y: Shaped[Any, "rows *outcome"]
+    x: Any
+    y: Any
 
 
 class Spec(NamedTuple):
@@ -55,6 +54,8 @@ class Batch(NamedTuple):
 )
 @dataclass(frozen=True)
 class Shard:
+    """Rows `start` to `start + count` of the storage. Under `vmap`, `start` and `count` have a leading axis, `rows` has not."""
+
     rows: PyTree
     start: Int[Array, "*clients"]
     count: Int[Array, "*clients"]
@@ -80,13 +81,18 @@ def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]
 
 
 def shuffled(key: Key[Array, ""], data: Shard) -> Int[Array, " capacity"]:
-    """A uniform permutation of the client's row numbers; places past `count` hold the numbers past `count`.
+    """A random permutation of the client's row numbers; places past `count` hold the numbers past `count`.
 
-    Sorting independent uniforms: the first `count` of them are the same for every capacity, so the order is too.
+    Sorts random tickets of 20 bits, of which the first `count` are the same for every capacity. Two rows with the same ticket,
+    one pair in a million, stay in their order. Ticket and row number fit one word up to 4,096 rows, and sorting single words
+    is six to fifteen times faster than sorting pairs; beyond, a stable sort by ticket gives the same order.
     """
-    place = jnp.arange(data.capacity)
-    tickets = jax.random.uniform(key, (data.capacity,))
-    return jnp.argsort(jnp.where(place < data.count, tickets, 2.0))
+    place = jnp.arange(data.capacity, dtype=jnp.uint32)
+    ticket = jax.random.bits(key, (data.capacity,), jnp.uint32) >> 12
+    ticket = jnp.where(place < data.count.astype(jnp.uint32), ticket, 2**20 - 1)
+    if data.capacity > 2**12:
+        return jnp.argsort(ticket, stable=True)
+    return (jnp.sort((ticket << 12) | place) & (2**12 - 1)).astype(int)
 
 
 def fold_batches(data: Shard, batch_size: int, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:

@@ -36,7 +36,7 @@ def pack(value: PyTree) -> bytes:
 
 
 def unpack(data: bytes, like: PyTree) -> PyTree:
-    """The tree of `like` (arrays or their shapes; -1 is any length) with the values of `data`; WireError where they do not fit."""
+    """The tree of `like` (arrays or shapes; -1 is any length) with the values of `data`; WireError where they do not fit."""
     if len(data) < len(_MAGIC) + 8 or not data.startswith(_MAGIC):
         raise WireError(f"not a message of this format ({len(data)} bytes)")
     body, (checksum,) = data[:-4], struct.unpack("<I", data[-4:])
@@ -53,7 +53,11 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
         shape = struct.unpack_from(f"<{rank}Q", body, at + 2)
         at += 2 + 8 * rank
         dtype = _DTYPES[code] if code < len(_DTYPES) else None
-        if dtype != spec.dtype or rank != len(spec.shape) or any(e not in (-1, s) for e, s in zip(spec.shape, shape, strict=True)):
+        if (
+            dtype != spec.dtype
+            or rank != len(spec.shape)
+            or any(e not in (-1, s) for e, s in zip(spec.shape, shape, strict=True))
+        ):
             raise WireError(f"array {place} is {dtype}{list(shape)}, {spec.dtype}{list(spec.shape)} was expected")
         values = np.frombuffer(body, spec.dtype, int(np.prod(shape, dtype=np.int64)), at)
         leaves.append(values.reshape(shape))

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, Int64, PyTree, Shaped
-from numpy.typing import ArrayLike
 
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import checks, frames, storage
 from covey.data.scaling import Scaling
 from covey.data.scaling import fit as fit_scaling
 
+Values: TypeAlias = np.ndarray | jax.Array | Sequence[object]
 Part: TypeAlias = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
@@ -45,10 +45,10 @@ class FederatedData:
     def from_rows(
         cls,
         rows: PyTree,
-        counts: ArrayLike,
+        counts: Values,
         *,
-        ids: ArrayLike | None = None,
-        names: ArrayLike | None = None,
+        ids: Values | None = None,
+        names: Values | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
@@ -88,9 +88,9 @@ class FederatedData:
     @classmethod
     def from_arrays(
         cls,
-        x: ArrayLike,
-        y: ArrayLike,
-        client: ArrayLike,
+        x: Values,
+        y: Values,
+        client: Values,
         *,
         classes: int | None = None,
         names: Sequence[str] | None = None,
@@ -123,7 +123,7 @@ class FederatedData:
     @classmethod
     def from_clients(
         cls,
-        clients: Mapping[str, tuple[ArrayLike, ArrayLike]],
+        clients: Mapping[str, tuple[Values, Values]],
         *,
         classes: int | None = None,
         allow_missing: bool = False,
@@ -235,7 +235,7 @@ class FederatedData:
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
         return replace(whole(blank), count=jnp.int32(0))
 
-    def split(self, validation: float = 0.2, test: float = 0.2, *, seed: int) -> "FederatedData":
+    def split(self, validation: int | float = 0.2, test: int | float = 0.2, *, seed: int) -> "FederatedData":
         """Divide each client's rows at random. All rows are divided anew, whatever the parts were before.
 
         A row's ticket is a hash of (seed, client id, number of the row within the client); a client's rows are sorted by their
@@ -247,7 +247,9 @@ class FederatedData:
         starts, sizes = self.bounds[:, 0], self.bounds[:, 3] - self.bounds[:, 0]
         number = np.arange(sizes.sum()) - np.repeat(starts, sizes)
         tickets = _hash(np.repeat(_hash(_hash(_words(seed)) + _words(self.ids)), sizes) + _words(number))
-        order = np.lexsort((tickets, np.repeat(np.arange(self.clients), sizes)))
+        position = np.repeat(np.arange(self.clients, dtype=np.uint64), sizes)
+        # One sort key, the client in its upper 31 bits and the ticket below: far faster than a sort by two keys.
+        order = np.argsort((position << np.uint64(33)) | (tickets >> np.uint64(31)), kind="stable")
         spare = np.maximum(sizes - 1, 0)
         to_test = np.minimum(np.floor(sizes * test + 0.5).astype(np.int64), spare)
         to_validation = np.minimum(np.floor(sizes * validation + 0.5).astype(np.int64), spare - to_test)
@@ -255,7 +257,7 @@ class FederatedData:
         bounds = np.stack([starts, ends - to_test - to_validation, ends - to_test, ends], axis=1)
         return replace(self, rows=_take(self.rows, order), bounds=bounds)
 
-    def subset(self, positions: ArrayLike) -> "FederatedData":
+    def subset(self, positions: Values) -> "FederatedData":
         """The clients at these positions, in this order. Neighbours in their old order are a view; others are copied."""
         chosen = np.asarray(positions)
         if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
@@ -303,7 +305,7 @@ class FederatedData:
         return self.rows
 
 
-def _place(part: Part) -> int:
+def _place(part: str) -> int:
     if part not in PARTS:
         raise ValueError(f"there is no part {part!r}; the parts are {', '.join(PARTS)}")
     return PARTS.index(part)

@@ -24,7 +24,7 @@ def emnist(
     by: str | None = None,
     partition: str | None = None,
     clients: int | None = None,
-    alpha: float | None = None,
+    alpha: int | float | None = None,
     classes: int | None = None,
     seed: int | None = None,
 ) -> FederatedData:

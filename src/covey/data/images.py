@@ -41,8 +41,8 @@ def load_images(
     by: str | None = None,
     partition: str | None = None,
     clients: int | None = None,
-    alpha: float | None = None,
-    beta: float | None = None,
+    alpha: int | float | None = None,
+    beta: int | float | None = None,
     classes: int | None = None,
     seed: int | None = None,
 ) -> FederatedData:

@@ -49,7 +49,7 @@ LOADERS: dict[str, Loader] = {
     "mnist": Loader(
         partial(load_images, MNIST),
         "539 writers (297 others in part='test') or a partition; 60,000 + 10,000 digits, 28 x 28",
-        "CC BY-SA 3.0; writers: BSD-style",
+        "commonly cited as CC BY-SA 3.0; writers: BSD-style",
         "LeCun, Cortes & Burges; writers from QMNIST; Hugging Face ylecun/mnist",
     ),
     "fashion_mnist": Loader(
@@ -79,13 +79,13 @@ LOADERS: dict[str, Loader] = {
     "notmnist": Loader(
         partial(load_images, NOTMNIST, part="test"),
         "clients by partition; 14,979 + 3,745 letters A-J of many fonts, 28 x 28, 10 classes; COVEY_DATA_DIR: 10,000, test only",
-        "free to use, Bulatov 2011",
+        "none stated; posted with the author's permission",
         "Bulatov 2011; Hugging Face anubhavmaity/notMNIST",
     ),
     "emnist": Loader(
         emnist,
         "clients by partition; 697,932 + 116,323 handwritten characters, 28 x 28, 62 classes; subset= chooses one of five others",
-        "public domain (NIST)",
+        "not stated by NIST; mirrors differ",
         "Cohen et al. 2017; Hugging Face Royc30ne/emnist-*",
     ),
     "femnist": Loader(

@@ -14,7 +14,7 @@ def iid(rows: int, clients: int, *, seed: int) -> Int64[np.ndarray, " rows"]:
     return np.random.default_rng(seed).permutation(np.arange(rows) % clients)
 
 
-def quantity_skew(rows: int, clients: int, *, alpha: float, seed: int) -> Int64[np.ndarray, " rows"]:
+def quantity_skew(rows: int, clients: int, *, alpha: int | float, seed: int) -> Int64[np.ndarray, " rows"]:
     """At random, in parts of unequal size: one row each, and the rest by shares p ~ Dirichlet(alpha, ..., alpha)."""
     _check_clients(clients, rows)
     _check_positive("alpha", alpha)
@@ -24,7 +24,9 @@ def quantity_skew(rows: int, clients: int, *, alpha: float, seed: int) -> Int64[
     return generator.permutation(np.repeat(np.arange(clients), sizes))
 
 
-def label_dirichlet(labels: Int[np.ndarray, " rows"], clients: int, *, alpha: float, seed: int) -> Int64[np.ndarray, " rows"]:
+def label_dirichlet(
+    labels: Int[np.ndarray, " rows"], clients: int, *, alpha: int | float, seed: int
+) -> Int64[np.ndarray, " rows"]:
     """Label skew: the rows of each label are divided by their own shares p ~ Dirichlet(alpha, ..., alpha) over the clients.
 
     As in Hsu, Qi & Brown (2019) and Marfoq et al. (2021), who use alpha = 0.4. A client that gets nothing is given one row of the
@@ -76,16 +78,16 @@ def pachinko(
     coarse: Int[np.ndarray, " rows"],
     clients: int,
     *,
-    alpha: float,
-    beta: float,
+    alpha: int | float,
+    beta: int | float,
     seed: int,
 ) -> Int64[np.ndarray, " rows"]:
-    """Two-stage Pachinko allocation (Li & McCallum 2006), as Reddi et al. (2021, appendix F) divide CIFAR-100.
+    """Two-stage Pachinko allocation (Li & McCallum 2006), as Reddi et al. (2021) divide CIFAR-100.
 
     Each client draws shares of the coarse labels from Dirichlet(alpha) and, within each coarse label, shares of its fine labels
     from Dirichlet(beta). It then draws its rows one by one and without replacement: a coarse label, a fine label, a row. A label
     that has no rows left is removed and the other shares are renormalised. All clients get rows // clients rows; the remainder
-    goes one row each to the first clients, drawn by them in the same way. Reddi et al. use alpha = 0.1, beta = 10.
+    goes one row each to the first clients, drawn by them in the same way.
     """
     if len(fine) != len(coarse):
         raise ValueError(f"{len(fine)} fine and {len(coarse)} coarse labels were given; they are labels of the same rows")
@@ -130,7 +132,7 @@ def _draw(share: np.ndarray, left: np.ndarray, ticket: float) -> int:
     return min(choice, int(np.flatnonzero(left)[-1]))
 
 
-def _dirichlet(generator: np.random.Generator, alpha: float, size: int) -> np.ndarray:
+def _dirichlet(generator: np.random.Generator, alpha: int | float, size: int) -> np.ndarray:
     """Dirichlet(alpha, ..., alpha). A very small alpha can underflow to all zeros: then one takes everything, as in the limit."""
     share = generator.dirichlet(np.full(size, alpha))
     if np.isfinite(share).all() and share.sum() > 0:
@@ -153,6 +155,6 @@ def _check_clients(clients: int, rows: int) -> None:
         raise ValueError(f"{rows} rows cannot be divided among {clients} clients; choose 1 to {rows} clients")
 
 
-def _check_positive(name: str, value: float) -> None:
+def _check_positive(name: str, value: int | float) -> None:
     if not 0 < value < np.inf:
         raise ValueError(f"{name} must be a positive number, got {value}")

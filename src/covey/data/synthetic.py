@@ -32,8 +32,8 @@ def mixture_of_linear(
     dimensions: int = 150,
     components: int = 3,
     *,
-    alpha: float = 0.4,
-    noise: float = 0.1,
+    alpha: int | float = 0.4,
+    noise: int | float = 0.1,
     test_rows: int = 5000,
 ) -> tuple[FederatedData, Mixture]:
     """Binary labels from client-specific mixtures of shared linear models (Marfoq et al. 2021, Assumption 1 and appendix I).
@@ -71,9 +71,9 @@ def least_squares(
     clients: int,
     rows: int,
     dimensions: int,
-    heterogeneity: float,
+    heterogeneity: int | float,
     *,
-    noise: float = 0.1,
+    noise: int | float = 0.1,
 ) -> tuple[FederatedData, Regression]:
     """Federated linear regression with clients of unequal size, different coefficients and different designs.
 

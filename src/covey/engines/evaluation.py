@@ -16,8 +16,9 @@ from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.core.shard import Shard
+from covey.data.federated import Part
 from covey.engines.round import each, grid
-from covey.engines.rows import DeviceRows, HostRows, shard_of
+from covey.engines.rows import DeviceRows, HostRows, need_rows, shard_of
 
 
 class Evaluation:
@@ -38,12 +39,11 @@ class Evaluation:
         down: Message,
         take: Callable[[np.ndarray], Node],
         seen: np.ndarray,
-        part: str,
+        part: Part,
     ) -> dict[str, Metric]:
         """Metrics on one part of every client's rows, stacked in the order of the data."""
-        counts = rows.data.counts(part)
-        if not counts.any():
-            raise ValueError(f"the data have no {part} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+        _, counts = rows.ranges(part)
+        need_rows(rows.data, part)
         keep_state = seen & (not self.algorithm.personalise_at_evaluation)
         pieces, order = [], []
         for kept in (True, False):
@@ -56,14 +56,12 @@ class Evaluation:
                 ids = rows.data.ids[padded].astype(np.int32)
                 data = shard_of(rows.view(padded, part), grid(int(counts[some[0]])))
                 metrics = self._measured(self.root, t, down, ids, state, data)
-                pieces.append(jax.tree.map(lambda leaf, n=len(some): leaf[:n], metrics))
+                pieces.append(jax.tree.map(lambda leaf, some=some: leaf[: len(some)], metrics))
                 order.append(some)
         back = np.argsort(np.concatenate(order))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *jax.device_get(pieces))
 
-    def predict(
-        self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree
-    ) -> PyTree:
+    def predict(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree) -> PyTree:
         """The predictive distribution of one client for new rows. `node`: what it kept, stacked; None if it never took part."""
         if node is None or self.algorithm.personalise_at_evaluation:
             state = self._adapt(rows, t, down, np.array([client]))

@@ -14,19 +14,18 @@ from jaxtyping import PyTree
 from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
-from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Info, Message, State
+from covey.core.algorithm import Aggregate, Algorithm, Message, State
 from covey.core.faults import Faults, fate
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
-from covey.core.node import Channel, Node
-from covey.data.federated import FederatedData
+from covey.core.node import Channel
+from covey.data.federated import PARTS, FederatedData, Part
 from covey.engines import round as rounds
 from covey.engines.record import Counts, as_dict
 from covey.engines.round import grid
+from covey.engines.rows import need_rows
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
-
-PARTS = ("train", "validation", "test")
+from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 
 class LoopState(NamedTuple):
@@ -34,15 +33,6 @@ class LoopState(NamedTuple):
 
     round: int
     server: State
-
-
-class Snapshot(NamedTuple):
-    """What a checkpoint holds: the server's side, and every site's node."""
-
-    round: np.ndarray
-    server: State
-    nodes: Node
-    seen: np.ndarray
 
 
 class Loop:
@@ -91,10 +81,9 @@ class Loop:
         """What the server would send now."""
         return self.algorithm.broadcast(state.server)
 
-    def evaluate(self, state: LoopState, part: str = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+    def evaluate(self, state: LoopState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
-        if not (self.data if data is None else data).counts(part).any():
-            raise ValueError(f"the data have no {part} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+        need_rows(self.data if data is None else data, part)
         down = self.broadcast(state)
         each = [site.evaluate(state.round, down, part) for site in self._settled(data)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
@@ -113,10 +102,7 @@ class Loop:
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        clients = self.data.clients
-        nodes = jax.tree.map(lambda s: jax.ShapeDtypeStruct((clients, *s.shape), s.dtype), self.shapes.node)
-        seen = jax.ShapeDtypeStruct((clients,), np.bool_)
-        return Snapshot(jax.ShapeDtypeStruct((), np.int64), self.shapes.server, nodes, seen)
+        return snapshot_like(self.shapes.server, stacked_like(self.shapes.node, self.data.clients), self.data.clients)
 
     def restore(self, snapshot: Snapshot) -> LoopState:
         """The state that a snapshot was made of. A late upload that was still on its way is gone; it would have been refused."""
@@ -156,7 +142,7 @@ class Loop:
                 for answer in answers:
                     tally = self._accept(answer, t, float(weight), position, tally)
 
-        counts = Counts(**number)._replace(clients=int(tally.aggregate.count + tally.diverged))
+        counts = Counts(**{**number, "clients": int(tally.aggregate.count + tally.diverged), "diverged_id": NEVER})
         protocol = rounds.Protocol(self.algorithm, self.channel, self.sampler, self.faults)
         server, record = rounds.close_round(protocol, self.root, t, state.server, tally, counts)
         return LoopState(t + 1, server), as_dict(t, record, self.sizes)
@@ -168,12 +154,10 @@ class Loop:
             return tally
         answer: Answer = open_body(message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True)))
         if not answer.finite:
-            return tally._replace(
-                diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id)
-            )
+            return tally._replace(diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id))
         self.accepted[position] = t
         sent = self._decode(answer.payload)
-        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, weight, 1.0)
+        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, jnp.asarray(weight), jnp.ones(()))
         return tally._replace(
             aggregate=jax.tree.map(jnp.add, tally.aggregate, one), info=jax.tree.map(jnp.add, tally.info, answer.info)
         )

@@ -1,24 +1,25 @@
 """What clients keep between rounds, when it lies on the host: in memory, or memory-mapped on disk for very many clients.
 
 On disk, files hold the nodes as of the checkpoint before the newest. Later changes are kept in memory and go into every
-checkpoint (a redo log); they are written to the files only after a checkpoint that holds them, and one after it, are durable. A crash
-at any moment therefore leaves files from which either kept checkpoint can be completed, and never state from after it.
+checkpoint (a redo log); they are written to the files only after a checkpoint that holds them, and one after it, are durable.
+A crash at any moment therefore leaves files that either kept checkpoint can complete, and never state from after it.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from covey.core import tree
 from covey.core.node import Node
 
 
 class Log(NamedTuple):
-    """Changed nodes: positions, and one row a position."""
+    """Changed nodes: their positions, and a row for each. Leaves are arrays, or their shapes."""
 
-    position: np.ndarray | jax.ShapeDtypeStruct
+    position: Any
     rows: PyTree
 
 
@@ -48,7 +49,7 @@ class MemoryNodes:
 
     def like(self) -> Node:
         """Shapes of a snapshot."""
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.nodes)
+        return tree.specs(self.nodes)
 
     def checkpointed(self) -> None:
         """Nothing to do: a snapshot holds everything."""
@@ -145,5 +146,7 @@ def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if not size:
         return np.zeros(shape, dtype)
     if path.exists() and path.stat().st_size != size:
-        raise ValueError(f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} expected); move it away")
+        raise ValueError(
+            f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} expected); move it away"
+        )
     return np.memmap(path, dtype, "r+" if path.exists() else "w+", shape=shape)

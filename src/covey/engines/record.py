@@ -1,6 +1,6 @@
 """What an engine reports of a round, in plain numbers, and the error when a round leads nowhere."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +8,11 @@ from jaxtyping import Array, Float, Int
 
 from covey.core.algorithm import Info
 
+# One round's number inside jit, those of many rounds stacked, or a plain number on the host.
+Whole: TypeAlias = int | Int[Array | np.ndarray, "*rounds"] | np.integer
 
-class Diverged(ValueError):
+
+class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
     """Every client of a round returned numbers that are not finite."""
 
 
@@ -23,14 +26,14 @@ class Counts(NamedTuple):
     diverged_id: the id of one of these, or -1.
     """
 
-    contacted: Int[Array, "*rounds"]
-    clients: Int[Array, "*rounds"]
-    lost_down: Int[Array, "*rounds"]
-    lost_up: Int[Array, "*rounds"]
-    late: Int[Array, "*rounds"]
-    repeated: Int[Array, "*rounds"]
-    diverged: Int[Array, "*rounds"]
-    diverged_id: Int[Array, "*rounds"]
+    contacted: Whole
+    clients: Whole
+    lost_down: Whole
+    lost_up: Whole
+    late: Whole
+    repeated: Whole
+    diverged: Whole
+    diverged_id: Whole
 
 
 class Record(NamedTuple):
@@ -50,33 +53,29 @@ class Sizes(NamedTuple):
 
 def as_dict(round_: int, record: Record, sizes: Sizes) -> dict[str, float | int]:
     """One line of the metrics. Raises `Diverged` where nothing usable came back."""
-    counts = Counts(*(int(value) for value in record.counts))
-    if counts.diverged and not counts.clients:
+    number = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
+    if number["diverged"] and not number["clients"]:
         raise Diverged(
-            f"round {round_}: all {counts.diverged} uploads had numbers that are not finite (client {counts.diverged_id} among "
-            "them); make the client's step size smaller, or check the scale of the features"
+            f"round {round_}: all {number['diverged']} uploads had numbers that are not finite (client {number['diverged_id']} "
+            "among them); make the client's step size smaller, or check the scale of the features"
         )
-    sent_up = counts.clients + counts.diverged + counts.lost_up + counts.late + counts.repeated
+    sent_up = sum(number[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
     line: dict[str, float | int] = {
         "round": round_,
-        "clients": counts.clients,
-        "lost": counts.lost_down + counts.lost_up,
-        "late": counts.late,
-        "diverged": counts.diverged,
-        "bits_down": sizes.down * (counts.contacted + counts.repeated),
+        "clients": number["clients"],
+        "lost": number["lost_down"] + number["lost_up"],
+        "late": number["late"],
+        "diverged": number["diverged"],
+        "bits_down": sizes.down * (number["contacted"] + number["repeated"]),
         "bits_up": sizes.up * sent_up,
     }
-    if counts.diverged:
-        line["diverged_id"] = counts.diverged_id
+    if number["diverged"]:
+        line["diverged_id"] = number["diverged_id"]
     for info in (record.client, record.server):
-        line |= {name: _number(value) for name, value in zip(info._fields, info, strict=True)}
+        line |= {name: float(np.asarray(value)) for name, value in zip(info._fields, info, strict=True)}
     return line
 
 
-def mean_or_nan(total: Float[Array, ""], count: Int[Array, ""]) -> Float[Array, ""]:
+def mean_or_nan(total: Float[Array, ""], count: Whole) -> Float[Array, ""]:
     """A mean that says NaN of nothing, rather than zero."""
     return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
-
-
-def _number(value) -> float:
-    return float(np.asarray(value))

@@ -34,10 +34,10 @@ class Protocol(NamedTuple):
 class Slots(NamedTuple):
     """Some clients of a cohort: position in the data, stable id, weight, and whether they run and are heard."""
 
-    index: Int[Array, " slots"]
-    id: Int[Array, " slots"]
-    weight: Float[Array, " slots"]
-    on: Bool[Array, " slots"]
+    index: Int[Array | np.ndarray, " slots"]
+    id: Int[Array | np.ndarray, " slots"]
+    weight: Float[Array | np.ndarray, " slots"]
+    on: Bool[Array | np.ndarray, " slots"]
 
 
 class Tally(NamedTuple):
@@ -90,7 +90,7 @@ def empty_tally(shapes: Shapes) -> Tally:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
 
     aggregate = Aggregate(zeros(shapes.up), zeros(shapes.up), jnp.zeros(()), jnp.zeros(()))
-    info = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32), shapes.client_info)
+    info = jax.tree.map(lambda s: jnp.zeros(s.shape, float), shapes.client_info)
     return Tally(aggregate, info, jnp.int32(0), jnp.int32(-1))
 
 
@@ -101,12 +101,12 @@ def call_up(protocol: Protocol, root: Key[Array, ""], t: Integer, ids: Int[Array
     fates = jax.vmap(lambda client_id: fate(protocol.faults, root, t, client_id))(client_ids)
 
     def number(kind):
-        return jnp.sum(cohort.mask & (fates == kind))
+        return jnp.sum(cohort.mask & (fates == kind), dtype=jnp.int32)
 
     on = cohort.mask & ((fates == fate_of.ARRIVES) | (fates == fate_of.REPEATED))
     counts = Counts(
-        contacted=jnp.sum(cohort.mask),
-        clients=jnp.sum(on),
+        contacted=jnp.sum(cohort.mask, dtype=jnp.int32),
+        clients=jnp.sum(on, dtype=jnp.int32),
         lost_down=number(fate_of.LOST_DOWN),
         lost_up=number(fate_of.LOST_UP),
         late=number(fate_of.LATE),
@@ -133,9 +133,7 @@ def chunk_round(
 
     def one(client_id, on, seen, node, start, count):
         mine = Shard(data.rows, start, jnp.where(on, count, 0), data.capacity)
-        node = jax.lax.cond(
-            seen, lambda: node, lambda: first_node(algorithm, channel, root, client_id, down, mine)
-        )
+        node = jax.lax.cond(seen, lambda: node, lambda: first_node(algorithm, channel, root, client_id, down, mine))
         payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, mine)
         sent = channel.decode(payload)
         return sent, node, info, tree.is_finite((sent, node))
@@ -144,15 +142,15 @@ def chunk_round(
     good, bad = slots.on & finite, slots.on & ~finite
     part = Aggregate(
         weighted=tree.weighted_sum(jnp.where(good, slots.weight, 0.0), sent),
-        plain=tree.weighted_sum(good.astype(jnp.float32), sent),
+        plain=tree.weighted_sum(good.astype(float), sent),
         weight=jnp.sum(jnp.where(good, slots.weight, 0.0)),
-        count=jnp.sum(good, dtype=jnp.float32),
+        count=jnp.sum(good, dtype=float),
     )
-    info = tree.weighted_sum(good.astype(jnp.float32), jax.tree.map(lambda leaf: leaf.astype(jnp.float32), infos))
+    info = tree.weighted_sum(good.astype(float), jax.tree.map(lambda leaf: leaf.astype(float), infos))
     added = Tally(
         aggregate=jax.tree.map(jnp.add, tally.aggregate, part),
         info=jax.tree.map(jnp.add, tally.info, info),
-        diverged=tally.diverged + jnp.sum(bad),
+        diverged=tally.diverged + jnp.sum(bad, dtype=jnp.int32),
         diverged_id=jnp.maximum(tally.diverged_id, jnp.max(jnp.where(bad, slots.id, -1))),
     )
     return added, nodes, good
@@ -173,9 +171,7 @@ def close_round(
     key = key_for(root, Stream.SERVER, t)
     new, info = algorithm.server(key, server, tally.aggregate)
     heard = tally.aggregate.count > 0
-    counts = counts._replace(
-        clients=counts.clients - tally.diverged, diverged=tally.diverged, diverged_id=tally.diverged_id
-    )
+    counts = counts._replace(clients=counts.clients - tally.diverged, diverged=tally.diverged, diverged_id=tally.diverged_id)
     client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
     server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
     return tree.where(heard, new, server), Record(counts, client_info, server_info)
@@ -202,7 +198,7 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
 
 
 def grid(rows: int) -> int:
-    """The next of 16, 32, 64, 96, 128, 192, 256, ...: few distinct shapes, each a program of its own, and little room to spare."""
+    """The next of 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own, and little room to spare."""
     power = 16
     while power < rows:
         power *= 2

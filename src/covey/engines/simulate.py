@@ -23,12 +23,13 @@ from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData
+from covey.data.federated import FederatedData, Part
 from covey.engines import round as rounds
 from covey.engines.evaluation import Evaluation
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.record import as_dict
 from covey.engines.rows import DeviceRows, View, rows_of
+from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
@@ -37,21 +38,12 @@ LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
 
 
 class EngineState(NamedTuple):
-    """Where a run stands. With rows on the device it is a value; with rows on the host the nodes belong to the engine and move on."""
+    """Where a run stands: a value with rows on the device; with rows on the host the nodes belong to the engine and move on."""
 
     round: int
     server: State
     nodes: Node | None
     seen: np.ndarray | jax.Array
-
-
-class Snapshot(NamedTuple):
-    """What a checkpoint holds."""
-
-    round: np.ndarray
-    server: State
-    nodes: PyTree
-    seen: np.ndarray
 
 
 class Simulation:
@@ -119,7 +111,7 @@ class Simulation:
         """What the server would send now."""
         return self.protocol.algorithm.broadcast(state.server)
 
-    def evaluate(self, state: EngineState, part: str = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+    def evaluate(self, state: EngineState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
         rows = self.rows if data is None else rows_of(data, "auto", DEVICE_LIMIT)
         seen = np.asarray(state.seen) if data is None else np.zeros(rows.data.clients, bool)
@@ -138,8 +130,7 @@ class Simulation:
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        seen = jax.ShapeDtypeStruct((self.data.clients,), np.bool_)
-        return Snapshot(jax.ShapeDtypeStruct((), np.int64), self.shapes.server, self.driver.like(), seen)
+        return snapshot_like(self.shapes.server, self.driver.like(), self.data.clients)
 
     def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
@@ -193,8 +184,7 @@ class _Resident:
         return state.nodes
 
     def like(self) -> PyTree:
-        clients = self.engine.data.clients
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((clients, *s.shape), s.dtype), self.engine.shapes.node)
+        return stacked_like(self.engine.shapes.node, self.engine.data.clients)
 
     def restore(self, round_: int, server: State, nodes: PyTree, seen: np.ndarray) -> EngineState:
         return EngineState(round_, server, jax.tree.map(jnp.asarray, nodes), jnp.asarray(seen))
@@ -227,7 +217,9 @@ class _Resident:
             return tally, tree.put(nodes, slots.index, new, good), tree.put(seen, slots.index, jnp.ones_like(good), good)
 
         def run_if_any(carry, slots, capacity):
-            return jax.lax.cond(jnp.any(slots.on), partial(run_chunk, capacity=capacity), lambda carry, _: carry, carry, slots), None
+            return jax.lax.cond(
+                jnp.any(slots.on), partial(run_chunk, capacity=capacity), lambda carry, _: carry, carry, slots
+            ), None
 
         carry = (tally, nodes, seen)
         for band in self.bands:
@@ -278,24 +270,25 @@ class _Streamed:
         engine, root = self.engine, self.engine.root
         down = self.broadcast(server)
         slots, counts = self.call_up(root, t, engine.ids)
-        slots = _running(jax.device_get(slots), engine.data.counts("train"))
-        slots, view = _padded(slots, engine.rows.view(slots.index, "train"), engine.chunk)
+        slots = _running(jax.device_get(slots), engine.rows.ranges("train")[1])
+        slots, view = _padded(slots, engine.rows.view(np.asarray(slots.index), "train"), engine.chunk)
         tally = self.empty
         for at in range(0, len(slots.index), engine.chunk):
             here = slice(at, at + engine.chunk)
             some = rounds.Slots(*(leaf[here] for leaf in slots))
-            old = self.store.take(some.index)
+            where = np.asarray(some.index)
+            old = self.store.take(where)
             tally, nodes, good = self.chunk_round(
-                root, t, down, some, old, seen[some.index], view.rows, view.starts[here], view.counts[here], tally,
+                root, t, down, some, old, seen[where], view.rows, view.starts[here], view.counts[here], tally,
                 capacity=rounds.grid(int(view.counts[at])),
             )  # fmt: skip
             # Only stateful clients need the answer now; without state the chunks queue up behind one another.
             if self.stateful:
                 kept = np.asarray(good)
-                self.store.put(some.index[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes))
-                seen[some.index[kept]] = True
+                self.store.put(where[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes))
+                seen[where[kept]] = True
             else:
-                seen[some.index[some.on]] = True
+                seen[where[some.on]] = True
         return self.close_round(root, t, server, tally, counts)
 
     def _chunk_round(self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity):

@@ -20,13 +20,14 @@ from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node, first_node, node_round
 from covey.core.shard import Shard
+from covey.data.federated import Part
 
 NEVER = -1  # the round before the first
 _HEADER = struct.Struct("<qqq")
 
 
 class Header(NamedTuple):
-    """What stands before every message: whom it is to or from, its round, and (downwards) the last round accepted from this site."""
+    """Before every message: whom it is to or from, its round, and (downwards) the last round accepted from this site."""
 
     client_id: int
     round: int
@@ -109,7 +110,7 @@ class Site:
                 self.node = self.pending.node
             self.pending = None
 
-    def evaluate(self, t: int, down: Message, part: str) -> dict[str, Metric]:
+    def evaluate(self, t: int, down: Message, part: Part) -> dict[str, Metric]:
         """Metrics on one part of the site's own rows."""
         key = key_for(self.programs.root, Stream.EVALUATE, t, self.client_id)
         return self.programs.evaluate(key, down, self.state(t, down), self.data[part])

@@ -42,12 +42,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     header = json.dumps(checkpoint.header._asdict()).encode()
     head = _MAGIC + struct.pack("<I", len(header)) + header
     checksum = zlib.crc32(checkpoint.body, zlib.crc32(head))
-    try:
-        durable.write(_path(folder, checkpoint.header.round), head, checkpoint.body, struct.pack("<I", checksum))
-    except OSError as error:
-        before = rounds(folder)
-        survivor = f"the checkpoint of round {before[-1]} is intact" if before else "there is no earlier checkpoint"
-        raise OSError(error.errno, f"{error.strerror}; {survivor}", error.filename) from error
+    durable.write(_path(folder, checkpoint.header.round), head, checkpoint.body, struct.pack("<I", checksum))
     for old in rounds(folder)[:-_KEPT]:
         _path(folder, old).unlink(missing_ok=True)
 

@@ -111,6 +111,8 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
 
     factories: dict[str, Factory] = {"faults": Faults, "run": run}
     for place, (named, default) in _CHOICES.items():
+        if place in tables and place not in given:
+            continue  # not a table, as was said above
         name = given.setdefault(place, {}).get("name", default)
         if isinstance(name, str) and name in named:
             factories[place] = named[name]

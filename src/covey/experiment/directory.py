@@ -104,27 +104,34 @@ class RunDirectory:
         return max(checkpoint.rounds(self._checkpoints), default=0)
 
     def save(self, number: int, method: str, body: bytes) -> None:
-        """Write the checkpoint of a round, once the metrics up to it are on disk."""
-        with self._metrics.open("ab") as file:
-            os.fsync(file.fileno())
-        self._checkpoints.mkdir(exist_ok=True)
-        checkpoint.save(self._checkpoints, checkpoint.Checkpoint(checkpoint.Header(number, method, self._digest), body))
+        """Write the checkpoint of a round, once the metrics up to it are on disk.
+
+        Raises:
+            OSError: e.g. on a full disk; the checkpoints before are as they were.
+        """
+        header = checkpoint.Header(number, method, self._digest)
+        try:
+            with durable.explained(self._metrics), self._metrics.open("ab") as file:
+                durable.sync(file)
+            self._checkpoints.mkdir(exist_ok=True)
+            checkpoint.save(self._checkpoints, checkpoint.Checkpoint(header, body))
+        except OSError as error:
+            before = self.newest_round()
+            survivor = f"the checkpoint of round {before} is intact" if before else "there is no earlier checkpoint"
+            raise OSError(error.errno, f"{error.strerror}; {survivor}", error.filename) from error
 
     def append(self, records: Sequence[Record]) -> None:
         """Add one line a round to `metrics.jsonl`."""
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-        try:
-            with self._metrics.open("ab") as file:
-                file.write(lines.encode())
-        except OSError as error:
-            raise durable.explained(error, self._metrics) from error
+        with durable.explained(self._metrics), self._metrics.open("ab") as file:
+            file.write(lines.encode())
 
     def cut_metrics(self, rounds: int) -> list[Record]:
         """The first `rounds` lines of `metrics.jsonl`; the others, and a last line that was torn, are cut off the file."""
         kept: list[Record] = []
         if not self._metrics.exists():
             self._metrics.touch()
-        with self._metrics.open("r+b") as file:
+        with durable.explained(self._metrics), self._metrics.open("r+b") as file:
             end = 0
             for line in file:
                 record = _read(line)
@@ -138,7 +145,7 @@ class RunDirectory:
                     "put the file back, or start again in another directory"
                 )
             file.truncate(end)
-            os.fsync(file.fileno())
+            durable.sync(file)
         return kept
 
     def write_clients(self, clients: "pd.DataFrame") -> None:
@@ -184,11 +191,10 @@ class RunDirectory:
 
 
 def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
-    """The settings that decide a run's numbers: versions are left to a warning, and a list is equal to its tuple."""
-    everything = toml.flat(settings)
+    """The settings that decide a run's numbers; other versions are left to a warning."""
     return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in everything.items()
+        key: value
+        for key, value in toml.flat(settings).items()
         if key not in _FREE and (not key.startswith("environment.") or key == "environment.data_digest")
     }
 

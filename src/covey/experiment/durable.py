@@ -2,7 +2,10 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 SUFFIX = ".part"  # of a file that is being written
 
@@ -14,16 +17,22 @@ def write(path: Path, *parts: bytes) -> None:
         OSError: it could not be written; what was at `path` before is untouched.
     """
     part = path.with_name(path.name + SUFFIX)
-    try:
-        with part.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise explained(error, path) from error
+    with explained(path):
+        try:
+            with part.open("wb") as file:
+                file.writelines(parts)
+                sync(file)
+            part.replace(path)
+            sync_folder(path.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def sync(file: BinaryIO) -> None:
+    """Force what was written to disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -35,10 +44,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def explained(error: OSError, path: Path) -> OSError:
-    """The same error, naming the file and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        reason = "the disk is full (or the quota used up); make room and resume"
-    else:
-        reason = error.strerror or str(error)
-    return OSError(error.errno, f"could not write: {reason}", str(path))
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Errors in writing, told with the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full, or the quota used up; make room and resume" if full else error.strerror or str(error)
+        raise OSError(error.errno, f"could not write: {reason}", str(path)) from error

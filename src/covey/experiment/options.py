@@ -70,7 +70,7 @@ def check(place: str, options: Mapping[str, Option], given: Mapping[str, toml.Va
         elif option.default is _REQUIRED:
             checked.errors.append(f"{where} is missing ({_words(option.kind)})")
         elif toml.holds(option.default):
-            checked.table[name] = option.default  # pyright: ignore[reportArgumentType]  # `holds` has just said so
+            checked.table[name] = _recorded(option.default)
     checked.errors.extend(unknown(f"{place}.{name}", name, options, "key") for name in given if name not in options)
     return checked
 
@@ -112,10 +112,14 @@ def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.
         adapter = TypeAdapter(option.kind, config=ConfigDict(strict=True))
         # As JSON, strict: an array may fill a tuple and a string a path, but "3" is not a number and true is not 1.
         value = adapter.validate_json(json.dumps(given, default=str))
-        return value, value if toml.holds(value) else given, []
+        return value, _recorded(value) if toml.holds(value) else given, []
     except ValidationError as error:
         reasons = dict.fromkeys(_reason(detail["msg"]) for detail in error.errors())
         return None, None, [f"{where}: {' or '.join(reasons)}, got {given!r}"]
+
+
+def _recorded(value: Any) -> toml.Value:
+    return list(value) if isinstance(value, tuple) else value  # TOML has one kind of list
 
 
 def _reason(message: str) -> str:

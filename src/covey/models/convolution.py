@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from covey.core.shard import Spec
-from covey.models.model import Model, from_predictive, need_classes, scaled
+from covey.models.model import Model, flat, from_predictive, need_classes, scaled
 from covey.models.networks import Dense, Perceptron, check_widths, uniform
 from covey.models.predictive import Categorical
 
@@ -61,7 +61,7 @@ class ConvolutionalNetwork(eqx.Module):
         """The logits."""
         for layer in self.convolutions:
             x = max_pool(jax.nn.relu(layer(x)))
-        return self.dense(x.reshape(x.shape[0], -1))
+        return self.dense(flat(x))
 
     @property
     def output(self) -> Dense:

@@ -1,11 +1,11 @@
 """What a model is, how one is made, and what every model asks of its data."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core import tree
@@ -83,12 +83,12 @@ def scaled(x: Shaped[Array, " rows *features"]) -> Shaped[Array, " rows *feature
 
 def flat(x: Shaped[Array, " rows *features"]) -> Shaped[Array, "rows features"]:
     """Rows of any shape as vectors, pixels scaled."""
-    return scaled(x).reshape(x.shape[0], -1)
+    return scaled(x).reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def flat_size(spec: Spec) -> int:
     """The length of a row that `flat` makes."""
-    return int(np.prod(spec.rows.x.shape, dtype=np.int64))
+    return math.prod(spec.rows.x.shape)
 
 
 def need_classes(name: str, spec: Spec) -> int:

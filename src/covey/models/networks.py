@@ -115,7 +115,7 @@ def from_equinox(
     return checked(from_predictive(label, init, lambda params, x: read(output(params, x))))
 
 
-def reader(name: str, outcome: Outcome, scale: float | None) -> Callable[[Float[Array, " rows *outputs"]], Predictive]:
+def reader(name: str, outcome: str, scale: float | None) -> Callable[[Float[Array, " rows *outputs"]], Predictive]:
     """The predictive distribution that an output means."""
     if outcome not in ("classes", "number", "count"):
         raise ValueError(f"{name}: outcome must be 'classes', 'number' or 'count', got {outcome!r}")

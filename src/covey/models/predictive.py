@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Real
+from jaxtyping import Array, Bool, Float, Integer, Real
 
 from covey.core.metrics import Calibration, Mean, Metric
 
@@ -49,11 +49,11 @@ class Categorical(NamedTuple):
         """Probabilities of the labels: the mean of the outcome written as an indicator vector."""
         return jnp.exp(self.log_probability)
 
-    def log_prob(self, y: Int[Array, " rows"]) -> Float[Array, " rows"]:
+    def log_prob(self, y: Integer[Array, " rows"]) -> Float[Array, " rows"]:
         """The log-probability of the labels. A label past the last class gives NaN, never a silent number."""
         return jnp.take_along_axis(self.log_probability, y[:, None], axis=-1, mode="fill")[:, 0]
 
-    def measures(self, y: Int[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
+    def measures(self, y: Integer[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """accuracy; nll; brier = sum over classes of (p - 1{y})^2, between 0 and 2; ece, the expected calibration error."""
         probability = self.mean
         outcome = jax.nn.one_hot(y, probability.shape[-1], dtype=probability.dtype)

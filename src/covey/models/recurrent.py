@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Integer, Key, Shaped
 
 from covey.core.shard import Spec
 from covey.models.model import Model, from_predictive, need_classes
@@ -59,7 +59,7 @@ class CharacterLSTM(eqx.Module):
         self.layers = tuple(LSTMLayer(layer_key, width, hidden) for layer_key, width in zip(layer_keys, widths, strict=True))
         self.output = Dense(output_key, hidden, classes)
 
-    def __call__(self, x: Int[Array, "rows time"]) -> Float[Array, "rows classes"]:
+    def __call__(self, x: Integer[Array, "rows time"]) -> Float[Array, "rows classes"]:
         """The logits of the character after the last."""
         # A code past the vocabulary becomes NaN; the default would read another character's embedding instead.
         states = self.embedding.at[x.T].get(mode="fill", fill_value=jnp.nan)

@@ -1,0 +1,184 @@
+"""FedAvg and its relatives against what they must do on least squares, where everything is known in closed form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_gaussian
+
+from covey import models
+from covey.algorithms.fedavg import fedavg
+from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedprox import fedprox
+from covey.algorithms.local import local
+from covey.algorithms.mb_sgd import mb_sgd
+from covey.core import cohort
+from covey.engines.simulate import Simulation
+
+PROBLEM = linear_gaussian(sizes=(20, 40, 30, 90, 25))
+COUNTS = np.array([20, 40, 30, 90, 25])
+STEP = 0.05
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def curvatures():
+    """H_i, mu_i of the mean squared loss of each client: F_i(theta) = (theta - mu_i)' H_i (theta - mu_i) / 2."""
+    return [
+        (np.linalg.inv(local_.covariance) * PROBLEM.noise**2 / rows, local_.mean)
+        for local_, rows in zip(PROBLEM.local, COUNTS, strict=True)
+    ]
+
+
+def parameters(tree):
+    return np.concatenate([np.ravel(tree.weight), np.ravel(tree.bias)])
+
+
+def fit(method, rounds, **options):
+    engine = Simulation(method, PROBLEM.data, seed=0, **options)
+    state, lines = engine.advance(engine.start(), rounds)
+    return engine, state, lines
+
+
+def fixed_point(steps, proximal=0.0, weights=COUNTS):
+    """Where averaging K local gradient steps stands still.
+
+    Client i's K steps lead from theta to theta - A_i H_i (theta - mu_i), A_i = step sum_{k<K} (I - step (H_i + proximal I))^k.
+    """
+    total, moment = 0.0, 0.0
+    for (hessian, mean), weight in zip(curvatures(), weights, strict=True):
+        contraction = np.eye(4) - STEP * (hessian + proximal * np.eye(4))
+        path = STEP * sum(np.linalg.matrix_power(contraction, k) for k in range(steps))
+        total, moment = total + weight * path @ hessian, moment + weight * path @ hessian @ mean
+    return np.linalg.solve(total, moment)
+
+
+@pytest.mark.parametrize("steps", [1, 10, 60])
+@pytest.mark.parametrize("weighting", ["rows", "equal"])
+def test_fedavg_stands_still_where_theory_says(steps, weighting):
+    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=steps, weighting=weighting)
+    _, state, _ = fit(method, 1500)
+    expected = fixed_point(steps, weights=COUNTS if weighting == "rows" else np.ones(5))
+    np.testing.assert_allclose(parameters(state.server.parameters), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_local_steps_move_fedavg_away_from_the_optimum():
+    distances = [np.linalg.norm(fixed_point(steps) - PROBLEM.least_squares) for steps in (1, 10, 60)]
+    assert distances[0] < 1e-5 < distances[1] < distances[2]
+
+
+@pytest.mark.parametrize("proximal", [0.5, 5.0])
+def test_fedprox_stands_still_where_theory_says(proximal):
+    method = fedprox(models.linear(), proximal=proximal, client_optimizer=optax.sgd(STEP), batch_size=None, steps=20)
+    _, state, _ = fit(method, 1500)
+    np.testing.assert_allclose(parameters(state.server.parameters), fixed_point(20, proximal), rtol=1e-5, atol=1e-6)
+
+
+def test_fedprox_without_the_term_is_fedavg():
+    options = {"client_optimizer": optax.sgd(STEP), "batch_size": 8}
+    _, one, _ = fit(fedprox(models.linear(), proximal=0.0, **options), 5)
+    _, other, _ = fit(fedavg(models.linear(), **options), 5)
+    np.testing.assert_array_equal(parameters(one.server.parameters), parameters(other.server.parameters))
+
+
+def test_mb_sgd_is_gradient_descent_on_the_pooled_rows():
+    _, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 30)
+    x, y = PROBLEM.data.rows
+    design = np.column_stack([x, np.ones(len(x))])
+    theta = np.zeros(4)
+    for _ in range(30):
+        theta -= STEP * design.T @ (design @ theta - y) / len(y)
+    np.testing.assert_allclose(parameters(state.server.parameters), theta, rtol=1e-5)
+    _, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 3000)
+    np.testing.assert_allclose(parameters(state.server.parameters), PROBLEM.least_squares, rtol=1e-4, atol=1e-5)
+
+
+def test_mb_sgd_minibatches_are_unbiased():
+    """Over many rounds with a vanishing step, the mean change is the full gradient's."""
+    method = mb_sgd(models.linear(), server_optimizer=optax.sgd(1e-9), batch_size=4)
+    _, state, _ = fit(method, 3000)
+    moved = -parameters(state.server.parameters) / 1e-9 / 3000
+    gradients = [hessian @ (0 - mean) for hessian, mean in curvatures()]
+    expected = COUNTS @ np.array(gradients) / COUNTS.sum()
+    # Spread of a minibatch gradient: rows' gradients vary by about the size of (y x), a few units; 5 clients average it.
+    rows = [-np.column_stack([x, np.ones(len(x))]) * y[:, None] for x, y in clients()]
+    variances = [r.var(0, ddof=1) / 4 * (1 - 4 / len(r)) for r in rows]
+    error = np.sqrt((COUNTS / COUNTS.sum()) ** 2 @ np.array(variances) / 3000)
+    assert np.all(np.abs(moved - expected) < 4 * error)
+    assert np.all(error < 0.1)
+
+
+def clients():
+    data = PROBLEM.data
+    for start, count in zip(data.starts("train"), data.counts("train"), strict=True):
+        yield data.rows.x[start : start + count], data.rows.y[start : start + count]
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
+def test_server_optimisers_get_the_averaged_change(name):
+    server = getattr(optax, name)(0.1)
+    plain = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=3)
+    _, one_round, _ = fit(plain, 1)
+    # With one round from zero, minus the averaged change is where plain FedAvg stands.
+    change = jax.tree.map(jnp.negative, one_round.server.parameters)
+    start = jax.tree.map(jnp.zeros_like, change)
+    updates, _ = server.update(change, server.init(start), start)
+    adaptive = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), server_optimizer=server, batch_size=None, steps=3)
+    _, state, _ = fit(adaptive, 1)
+    np.testing.assert_allclose(parameters(state.server.parameters), parameters(updates), rtol=1e-5)
+
+
+def test_partial_participation_has_the_same_mean():
+    """One round's averaged change over 400 cohorts; with equal weights and sizes the ratio of sums is unbiased."""
+    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=5, weighting="equal")
+    _, whole, _ = fit(method, 1)
+    ends = []
+    engine = Simulation(method, PROBLEM.data, seed=0, cohort=cohort.uniform(2))
+    start = engine.start()
+    for t in range(400):  # the cohort of another round from the same start
+        state, _ = engine.advance(start._replace(round=t), 1)
+        ends.append(parameters(state.server.parameters))
+    error = np.std(ends, 0) / np.sqrt(len(ends))
+    assert np.all(np.abs(np.mean(ends, 0) - parameters(whole.server.parameters)) < 4 * error)
+
+
+def test_local_is_gradient_descent_on_every_clients_own_rows():
+    method = local(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=100)
+    _, state, lines = fit(method, 10)
+    for place, (hessian, mean) in enumerate(curvatures()):
+        mine = jax.tree.map(lambda leaf, at=place: leaf[at], state.nodes.state.parameters)
+        expected = mean - np.linalg.matrix_power(np.eye(4) - STEP * hessian, 1000) @ mean
+        np.testing.assert_allclose(parameters(mine), expected, rtol=1e-5, atol=1e-6)
+    assert all(line["bits_up"] == 0 for line in lines)
+
+
+def test_fedavg_plus_trains_as_fedavg_and_predicts_after_tuning():
+    options = {"client_optimizer": optax.sgd(STEP), "batch_size": None, "epochs": 5}
+    engine, state, _ = fit(fedavg_plus(models.linear(), tune_epochs=3, **options), 4)
+    _, plain, _ = fit(fedavg(models.linear(), **options), 4)
+    theta = parameters(state.server.parameters)
+    np.testing.assert_array_equal(theta, parameters(plain.server.parameters))
+    hessian, mean = curvatures()[2]
+    tuned = mean + np.linalg.matrix_power(np.eye(4) - STEP * hessian, 3) @ (theta - mean)
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    predicted = engine.predict(state, 2, x).mean
+    np.testing.assert_allclose(predicted, np.column_stack([x, np.ones(5)]) @ tuned, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedavg(models.linear(), batch_size=0), "batch_size must be at least 1, got 0"),
+        (lambda: fedavg(models.linear(), epochs=0), "epochs must be at least 1"),
+        (lambda: fedavg(models.linear(), steps=-1), "steps must be at least 1"),
+        (lambda: fedprox(models.linear(), proximal=-1.0), "proximal must be at least 0"),
+    ],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,206 @@
+"""Configurations: what they build, and one clear line for each mistake."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from covey.core.faults import Faults
+from covey.experiment import configuration
+from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, described
+from covey.experiment.configuration import ConfigurationError
+from covey.experiment.options import optimizer, options_of
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+
+
+def tables(**changes: object) -> dict:
+    """A correct configuration, with some keys ("table__key") changed."""
+    result: dict = {
+        "data": {"name": "heart_disease", "validation": 0.2, "test": 0.2, "standardise": True},
+        "model": {"name": "logistic"},
+        "method": {"name": "fedavg", "client_optimizer": {"name": "sgd", "learning_rate": 0.1}},
+        "run": {"rounds": 5, "seed": 1},
+    }
+    for path, value in changes.items():
+        table, _, key = path.partition("__")
+        if key:
+            result.setdefault(table, {})[key] = value
+        else:
+            result[table] = value
+    return result
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"method__bach_size": 8}, "method.bach_size: unknown key 'bach_size'; did you mean 'batch_size'?"),
+        ({"run__evaluate_evry": 8}, "run.evaluate_evry: unknown key 'evaluate_evry'; did you mean 'evaluate_every'?"),
+        ({"faults__droput": 0.1}, "faults.droput: unknown key 'droput'; did you mean 'dropout'?"),
+        ({"methd__name": "fedavg"}, "[methd]: unknown table 'methd'; did you mean 'method'?"),
+        ({"method__name": "fedavgg"}, "method.name: unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        ({"model__name": "logit"}, "model.name: unknown model 'logit'; did you mean 'logistic'?"),
+        ({"data__name": "hart_disease"}, "data.name: unknown data 'hart_disease'; did you mean 'heart_disease'?"),
+        ({"model": {}}, "model.name: needs one of linear, logistic"),
+        ({"model": {"name": 3}}, "model.name: needs one of linear, logistic"),
+        ({"model": 3}, "model: a table is needed, got 3"),
+        ({"method__batch_size": "large"}, "method.batch_size: input should be a valid integer, got 'large'"),
+        ({"method__batch_size": "8"}, "method.batch_size: input should be a valid integer, got '8'"),
+        ({"method__batch_size": True}, "method.batch_size: input should be a valid integer, got True"),
+        ({"method__batch_size": 8.5}, "method.batch_size: input should be a valid integer"),
+        ({"method__weighting": "equl"}, "method.weighting: input should be 'rows' or 'equal', got 'equl'"),
+        ({"run__rounds": "many"}, "run.rounds: input should be a valid integer, got 'many'"),
+        ({"run": {"rounds": 3}}, "run.seed is missing (a whole number)"),
+        ({"run__engine": "loops"}, "run.engine: input should be 'simulate' or 'loop', got 'loops'"),
+        ({"method__name": "fedprox"}, "method.proximal is missing (a number)"),
+        ({"cohort": {"name": "uniform"}}, "cohort.size is missing (a whole number)"),
+        ({"data__hold_out": "va"}, "data.hold_out: input should be a valid"),
+        ({"method__client_optimizer": "sgd"}, "method.client_optimizer: sgd needs more than its name"),
+        ({"method__client_optimizer": {"name": "sdg"}}, "method.client_optimizer: unknown optimiser 'sdg'; did you mean 'sgd'?"),
+        ({"method__client_optimizer": 0.1}, "method.client_optimizer: an optimiser is a table such as"),
+        (
+            {"method__client_optimizer": {"name": "sgd", "learning_rate": 0.1, "momentm": 0.9}},
+            "method.client_optimizer.momentm: unknown key 'momentm'; did you mean 'momentum'?",
+        ),
+        (
+            {"method__client_optimizer": {"name": "adam", "learning_rate": "0.1"}},
+            "method.client_optimizer.learning_rate: input should be a valid number, got '0.1'",
+        ),
+    ],
+)
+def test_a_mistake_is_one_clear_line(change, line):
+    with pytest.raises(ConfigurationError) as error:
+        configuration.checked(tables(**change))
+    (told,) = str(error.value).splitlines()
+    assert told.startswith(line)
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(ConfigurationError) as error:
+        configuration.checked(tables(method__bach_size=8, run__rounds="x", model__name="logit"))
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_correct_configuration_builds_what_it_says(config):
+    text = config.read_text() + "\n[channel]\nname = 'half'\n[faults]\ndropout = 0.25\n"
+    config.write_text(text)
+    read = configuration.read(config)
+    parts = configuration.build(read)
+    assert parts.method.name == "fedavg"
+    assert parts.data.clients == 5
+    assert parts.data.counts("validation").sum() == parts.data.counts("test").sum() == 40
+    assert parts.cohort(parts.data.counts("train")).slots == 3
+    assert parts.faults == Faults(dropout=0.25)
+    assert parts.unseen is None
+    assert read.options["run"] == {"rounds": 30, "seed": 5, "evaluate_every": 10, "checkpoint_every": 4}
+
+
+def test_resolved_tables_read_back_as_the_same_configuration(config):
+    first = configuration.read(config)
+    again = configuration.checked({**first.tables, "environment": {"jax": "0.0"}})
+    assert again.tables == first.tables
+    assert first.tables["method"]["epochs"] == 1  # a default of the factory
+    assert first.tables["method"]["client_optimizer"] == {"name": "sgd", "learning_rate": 0.2}
+
+
+def test_none_is_a_value_where_the_factory_takes_it():
+    read = configuration.checked(tables(method__batch_size="none"))
+    assert read.options["method"]["batch_size"] is None
+    assert read.tables["method"]["batch_size"] == "none"
+    with pytest.raises(ConfigurationError, match=r"method\.epochs: input should be a valid integer, got 'none'"):
+        configuration.checked(tables(method__epochs="none"))
+
+
+def test_held_out_clients_share_the_scale_of_the_others():
+    data = configuration.checked(tables(data__hold_out=["va"]))
+    parts = configuration.build(data)
+    assert parts.unseen is not None
+    assert [parts.unseen.name_of(place) for place in range(parts.unseen.clients)] == ["va"]
+    assert "va" not in {parts.data.name_of(place) for place in range(parts.data.clients)}
+    trained = np.concatenate([parts.data.shard(place, "train").rows.x for place in range(parts.data.clients)])
+    # Missing values become the mean, zero on the new scale, so the mean is zero and the spread at most one.
+    np.testing.assert_allclose(trained.mean(0), 0, atol=1e-5)
+    assert np.all(trained.std(0) <= 1 + 1e-5)
+    own = parts.unseen.shard(0, "train").rows.x
+    assert np.abs(own.mean(0)).max() > 0.1  # another hospital: its own scale would have made this zero
+
+
+def test_held_out_clients_need_test_rows():
+    read = configuration.checked(tables(data__hold_out=["va"], data__test=0.0))
+    with pytest.raises(ConfigurationError, match="no test rows"):
+        configuration.build(read)
+
+
+def test_the_split_follows_the_seed_unless_it_has_its_own():
+    def rows(**changes):
+        return configuration.build(configuration.checked(tables(data__standardise=True, **changes))).data.rows.y
+
+    assert not np.array_equal(rows(), rows(run__seed=2))
+    assert np.array_equal(rows(data__split_seed=7), rows(data__split_seed=7, run__seed=2))
+
+
+@pytest.mark.parametrize(
+    ("override", "table", "key", "value"),
+    [
+        ("method.batch_size=64", "method", "batch_size", 64),
+        ("method.weighting=equal", "method", "weighting", "equal"),
+        ("method.weighting = 'equal'", "method", "weighting", "equal"),
+        ("data.hold_out=['site1']", "data", "hold_out", ["site1"]),
+        ("faults.dropout=0.5", "faults", "dropout", 0.5),
+        ("method.client_optimizer.learning_rate=0.9", "method", "client_optimizer", {"name": "sgd", "learning_rate": 0.9}),
+    ],
+)
+def test_overrides(config, override, table, key, value):
+    assert configuration.read(config, overrides=[override]).tables[table][key] == value
+
+
+def test_an_override_of_a_missing_key_is_told(config):
+    with pytest.raises(ConfigurationError, match="did you mean 'batch_size'"):
+        configuration.read(config, overrides=["method.bach_size=3"])
+    for wrong in ("batch_size=3", "method.batch_size", "method.batch_size.x=3"):
+        with pytest.raises(ConfigurationError, match="--set"):
+            configuration.read(config, overrides=[wrong])
+
+
+def test_the_seed_can_be_given_from_outside(config):
+    assert configuration.read(config, seed=77).options["run"]["seed"] == 77
+
+
+def test_a_file_that_is_not_toml_is_named(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[data\nname = 3")
+    with pytest.raises(ConfigurationError, match=r"broken\.toml is not TOML.*line 1"):
+        configuration.read(path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_are_correct(path):
+    assert configuration.read(path).options["run"]["rounds"] >= 1
+
+
+def test_the_examples_are_found():
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize(
+    "named", [METHODS, MODELS, DATA, COHORTS, CHANNELS], ids=["methods", "models", "data", "cohorts", "channels"]
+)
+def test_everything_named_has_readable_options_and_a_description(named):
+    for name, factory in named.items():
+        options_of(factory)
+        assert described(named)[name], name
+
+
+def test_optimisers_are_those_of_optax():
+    built, errors = optimizer("here", {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9})
+    assert not errors
+    assert built is not None
+    expected = optax.sgd(0.5, momentum=0.9)
+    parameters = jnp.ones(2)
+    ours, theirs = built.init(parameters), expected.init(parameters)
+    for slope in (jnp.asarray([1.0, 2.0]), jnp.asarray([-3.0, 0.5])):
+        step, ours = built.update(slope, ours, parameters)
+        expected_step, theirs = expected.update(slope, theirs, parameters)
+        np.testing.assert_array_equal(step, expected_step)

@@ -1,0 +1,267 @@
+"""The command line, mostly as a user meets it: in a process of its own."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from typer.testing import CliRunner
+
+from covey import cli
+from covey.experiment import checkpoint, configuration
+from covey.experiment.reproduce import EXPERIMENTS
+from covey.experiment.reproduce.frame import Claim, Experiment, Row
+
+CONFIG = """
+[data]
+name = "table"
+path = "{path}"
+outcome = "y"
+client = "site"
+classes = 2
+validation = 0.2
+test = 0.2
+hold_out = ["b"]
+
+[model]
+name = "logistic"
+
+[method]
+name = "fedavg"
+client_optimizer = {{name = "sgd", learning_rate = 0.2}}
+server_optimizer = {{name = "adam", learning_rate = 0.01}}
+
+[cohort]
+name = "bernoulli"
+probability = 0.7
+
+[run]
+rounds = {rounds}
+seed = 5
+evaluate_every = 50
+checkpoint_every = 5
+"""
+
+
+def write_config(folder: Path, rounds: int) -> Path:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 2))
+    columns = {"x0": x[:, 0], "x1": x[:, 1], "y": (x @ [1.0, -1.0] > 0).astype(int), "site": list("abcd") * 15}
+    pd.DataFrame(columns).to_csv(folder / "sites.csv", index=False)
+    path = folder / "sites.toml"
+    path.write_text(CONFIG.format(path=folder / "sites.csv", rounds=rounds))
+    return path
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    command = [sys.executable, "-m", "covey.cli", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def wait_for_round(process: subprocess.Popen, run: Path, number: int) -> None:
+    """Until the run has a checkpoint of that round or a later one."""
+    end = time.monotonic() + 90
+    while max(checkpoint.rounds(run / "checkpoints"), default=0) < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "no checkpoint came"
+        time.sleep(0.005)
+
+
+def lines(run: Path) -> list[dict]:
+    """The metrics, without the time they took."""
+    read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in read]
+
+
+def final_state(run: Path) -> bytes:
+    found = checkpoint.newest(run / "checkpoints")
+    assert found is not None
+    return found.body
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    """In this process: the exit code, and all that was printed."""
+    result = CliRunner().invoke(cli.app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
+    """kill -9 at a random moment, resume, Ctrl-C, resume: the metrics and the final state of a run left alone."""
+    rounds, moments = 1500, random.Random(0)
+    config, run = write_config(tmp_path, rounds), tmp_path / "run"
+
+    process = start("run", config, "--out", run)
+    wait_for_round(process, run, 5 * moments.randrange(1, 20))
+    time.sleep(moments.uniform(0, 0.05))
+    process.kill()
+    finish(process)
+    reached = max(checkpoint.rounds(run / "checkpoints"))
+    assert reached < rounds, "it had finished before it was killed"
+
+    process = start("run", config, "--resume", "--out", run)
+    wait_for_round(process, run, reached + 100)
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 130, err
+    assert f"covey run {run}/config.toml --resume --out {run}" in err
+    assert "stopped after round" in err
+    assert "Traceback" not in err
+    stopped = max(checkpoint.rounds(run / "checkpoints"))
+    assert len(lines(run)) == stopped  # the checkpoint is of the last round that was run
+    assert reached < stopped < rounds
+
+    code, out, err = finish(start("run", run / "config.toml", "--resume", "--out", run))  # as the hint says
+    assert code == 0, err
+    assert f"{rounds} rounds of fedavg on 3 clients" in out
+    assert "held-out clients, test rows: accuracy" in out
+
+    settings = configuration.read(config)
+    whole = configuration.execute(settings, configuration.build(settings), out=tmp_path / "whole", progress=False)
+    assert whole.round == rounds
+    assert lines(run) == lines(tmp_path / "whole")
+    assert final_state(run) == final_state(tmp_path / "whole")
+
+
+def test_a_run_with_overrides_and_what_it_refuses(tmp_path):
+    config, out = write_config(tmp_path, 50), tmp_path / "run"
+    code, said = call("run", config, "--out", out, "--set", "run.rounds=3", "--set", "method.batch_size=4", "--seed", 9)
+    assert code == 0, said
+    assert "3 rounds of fedavg" in said
+    assert len(lines(out)) == 3
+    resolved = configuration.read(out / "config.toml")
+    assert (resolved.options["run"]["seed"], resolved.options["method"]["batch_size"]) == (9, 4)
+
+    code, said = call("run", config, "--out", out)
+    assert code == 2
+    assert "already holds a run" in said
+
+    code, said = call("run", config, "--out", out, "--resume")
+    assert code == 2
+    assert "run.seed was 9 and is now 5" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--set", "method.bach_size=3"), "did you mean 'batch_size'?"),
+        (("--set", "method.name=fedavgg"), "did you mean 'fedavg'?"),
+        (("--set", "run.rounds=many"), "input should be a valid integer, got 'many'"),
+        (("--set", "cohort.probability=2"), "probabilities must be in (0, 1]"),
+        (("--set", "data.path=nowhere.csv"), "nowhere.csv"),
+        (("--set", "model.name=poisson"), "poisson: these data have 2 classes"),
+    ],
+)
+def test_a_mistake_is_told_without_a_trace(tmp_path, arguments, told):
+    code, said = call("run", write_config(tmp_path, 5), "--out", tmp_path / "run", *arguments)
+    assert code == 2
+    assert told in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()  # nothing was begun
+
+
+def test_a_missing_file_is_named(tmp_path):
+    code, said = call("run", tmp_path / "none.toml")
+    assert code == 2
+    assert "none.toml" in said
+
+
+def test_the_trace_can_be_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("COVEY_DEBUG", "1")
+    with pytest.raises(configuration.ConfigurationError):
+        call("run", write_config(tmp_path, 5), "--set", "method.bach_size=3")
+
+
+def test_diverging_is_told_in_one_line(tmp_path):
+    steep = "method.client_optimizer={name = 'sgd', learning_rate = 1e38}"
+    code, said = call("run", write_config(tmp_path, 5), "--out", tmp_path / "run", "--set", steep)
+    assert code == 2
+    assert "not finite" in said
+    assert "step size smaller" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("methods", "fedavg_plus"), ("models", "logistic"), ("data", "heart_disease"), ("experiments", "fedavg-drift")],
+)
+def test_list(kind, named):
+    code, said = call("list", kind)
+    assert code == 0
+    assert named in said
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_reproduce_exits_by_its_claims(tmp_path, monkeypatch, holds):
+    def run(scale, report):
+        report("half way")
+        return [Row("accuracy", 0.8, 0.79, 0.01, 3)], [Claim("at least 0.7", 0.79, 0.7, holds)], go.Figure()
+
+    module = ModuleType("some_paper")
+    module.__dict__["run"] = run
+    monkeypatch.setitem(sys.modules, "some_paper", module)
+    monkeypatch.setitem(EXPERIMENTS, "some-paper", Experiment("some_paper:run", "A paper", {"quick": 5.0, "full": 7200.0}))
+    code, said = call("reproduce", "some-paper", "--scale", "full", "--out", tmp_path)
+    assert code == (0 if holds else 1)
+    assert said.index("expected to take 2 h 0 min") < said.index("half way")
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["claims"][0]["holds"] is holds
+    assert written["scale"] == "full"
+
+
+def test_reproduce_knows_its_experiments():
+    code, said = call("reproduce", "fedavg-drif")
+    assert code == 2
+    assert "did you mean 'fedavg-drift'?" in said
+
+
+def test_warnings_are_lines_for_people(capsys):
+    cli._show_warning(UserWarning("a checkpoint is damaged"), UserWarning, "file.py", 3)
+    assert capsys.readouterr().err == "warning: a checkpoint is damaged\n"
+
+
+def test_version():
+    assert call("--version")[1].startswith("covey 0.")
+
+
+def test_help_is_quick_and_light():
+    code = (
+        "import sys; sys.argv = ['covey', '--help']\n"
+        "from covey import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax'} & set(sys.modules)))"
+    )
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == "[]"
+        assert "reproduce" in done.stdout
+        return time.perf_counter() - begin
+
+    assert min(seconds() for _ in range(3)) < 0.5  # the fastest: others may be using the machine
+
+
+def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("COVEY_CACHE_DIR", str(tmp_path))
+    cli._keep_compiled_programs()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "jax")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    cli._keep_compiled_programs()
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
