@@ -170,11 +170,14 @@ def test_other_settings_are_refused_by_name(tmp_path, change, told):
         directory.resume(changed(**change))
 
 
-def test_more_rounds_may_be_asked_for(tmp_path):
+def test_resuming_may_ask_for_more_rounds_and_clears_what_a_kill_left(tmp_path):
     directory = started(tmp_path / "run", rounds=1)
+    killed = tmp_path / "run" / "checkpoints" / f"000000002.checkpoint{durable.SUFFIX}"
+    killed.write_bytes(b"half of a check")
     with directory.held():
         assert directory.resume(changed(run__rounds=99)) is not None
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]["rounds"] == 99
+    assert not killed.exists()
 
 
 def test_resuming_nothing_starts_and_says_so(tmp_path):

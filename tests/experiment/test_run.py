@@ -1,5 +1,6 @@
 """Runs: their tables, and the same numbers however they are cut, stopped, resumed or watched."""
 
+import errno
 import os
 import threading
 from contextlib import nullcontext
@@ -194,13 +195,14 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(method, data, who
 def test_a_full_disk_stops_the_run_and_the_run_goes_on_later(method, data, whole, tmp_path, monkeypatch):
     done = run(method, data, **knobs(rounds=5), out=tmp_path / "run")
 
-    def full(file):
-        raise OSError(28, os.strerror(28))
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "sync", full)
-        with pytest.raises(OSError, match="disk is full"):
-            done.go_on(4)
+        patch.setattr(Path, "replace", full)  # the metrics are on disk already, the checkpoint is not
+        with pytest.raises(OSError, match=r"disk is full.*round 5 is intact"):
+            done.go_on(5)
+    assert done.round == 10  # ahead of the checkpoint, which is of round 5
     done.go_on(12 - done.round)
     assert_same(whole, done)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 12

@@ -60,7 +60,7 @@ def test_categorical_measures():
     assert got.keys() == {"accuracy", "nll", "brier", "ece"}
     np.testing.assert_allclose(got["accuracy"], accuracy_score(y, predicted), rtol=1e-5)
     np.testing.assert_allclose(got["nll"], log_loss(y, probability, labels=range(4)), rtol=1e-5)
-    np.testing.assert_allclose(got["brier"], brier_score_loss(y, probability, labels=range(4), scale_by_half=False), rtol=1e-5)
+    np.testing.assert_allclose(got["brier"], brier_score_loss(y, probability, labels=range(4)), rtol=1e-5)
     np.testing.assert_allclose(got["ece"], sum(gaps) / len(y), rtol=1e-4)
 
 

@@ -157,6 +157,11 @@ class Run:
         return self._state.round
 
     @property
+    def part(self) -> Part:
+        """The rows that the run is evaluated on as it goes."""
+        return self._plan.part
+
+    @property
     def state(self) -> State:
         """The server's state."""
         return self._state.server

@@ -1,1 +1,1 @@
-
+"""Figures, and one self-contained page a run: people look before they read."""
