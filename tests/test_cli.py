@@ -144,6 +144,9 @@ def test_a_run_with_overrides_and_what_it_refuses(tmp_path):
     assert code == 0, said
     assert "3 rounds of fedavg" in said
     assert len(lines(out)) == 3
+    assert {path.name for path in out.iterdir()} == {
+        "checkpoints", "clients.parquet", "config.toml", "lock", "metrics.jsonl", "report.html",
+    }  # fmt: skip
     resolved = configuration.read(out / "config.toml")
     assert (resolved.options["run"]["seed"], resolved.options["method"]["batch_size"]) == (9, 4)
 

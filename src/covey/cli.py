@@ -81,6 +81,7 @@ def run_command(
     """Run a method as a configuration describes it."""
     with _mistakes_in_one_line():
         from covey.experiment import configuration
+        from covey.report import page
 
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
@@ -100,7 +101,8 @@ def run_command(
             _print_evaluation("clients", done.evaluate(part=part))
         if parts.unseen is not None:
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
-        _console.print(Text(f"written to {directory}"), soft_wrap=True)
+        page.write(done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8"))
+        _console.print(Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True)
 
 
 @app.command("list")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from covey.channel.identity import identity
 from covey.core import cohort as cohorts
@@ -59,9 +59,11 @@ class Loop:
         self.sites = self._sites(data)
         self.accepted = [NEVER] * data.clients
         self.delayed: list[bytes] = []
+        protocol = rounds.Protocol(algorithm, self.channel, self.sampler, self.faults)
+        self._cohort = jax.jit(self.sampler.sample)
         self._fate = jax.jit(partial(fate, self.faults))
-        self._server = jax.jit(algorithm.server)
-        self._decode = jax.jit(self.channel.decode)
+        self._add = jax.jit(self._added)
+        self._close = jax.jit(partial(rounds.close_round, protocol))
 
     def start(self) -> LoopState:
         """Before the first round: sites that know nothing."""
@@ -123,8 +125,8 @@ class Loop:
             tally = self._accept(message, t, 0.0, NEVER, tally)
         self.delayed = []
 
-        cohort = self.sampler.sample(key_for(self.root, Stream.COHORT, t), t)
-        for index, weight in zip(np.asarray(cohort.index)[cohort.mask], np.asarray(cohort.weight)[cohort.mask], strict=True):
+        cohort = jax.device_get(self._cohort(key_for(self.root, Stream.COHORT, t), t))
+        for index, weight in zip(cohort.index[cohort.mask], cohort.weight[cohort.mask], strict=True):
             site, position = self.sites[index], int(index)
             outcome = int(self._fate(self.root, t, site.client_id))
             number["contacted"] += 1
@@ -143,8 +145,7 @@ class Loop:
                     tally = self._accept(answer, t, float(weight), position, tally)
 
         counts = Counts(**{**number, "clients": int(tally.aggregate.count + tally.diverged), "diverged_id": NEVER})
-        protocol = rounds.Protocol(self.algorithm, self.channel, self.sampler, self.faults)
-        server, record = rounds.close_round(protocol, self.root, t, state.server, tally, counts)
+        server, record = self._close(self.root, t, state.server, tally, counts)
         return LoopState(t + 1, server), as_dict(t, record, self.sizes)
 
     def _accept(self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally) -> rounds.Tally:
@@ -156,8 +157,11 @@ class Loop:
         if not answer.finite:
             return tally._replace(diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id))
         self.accepted[position] = t
-        sent = self._decode(answer.payload)
-        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, jnp.asarray(weight), jnp.ones(()))
+        return self._add(tally, answer, weight)
+
+    def _added(self, tally: rounds.Tally, answer: Answer, weight: Float[Array, ""]) -> rounds.Tally:
+        sent = self.channel.decode(answer.payload)
+        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, weight, jnp.ones(()))
         return tally._replace(
             aggregate=jax.tree.map(jnp.add, tally.aggregate, one), info=jax.tree.map(jnp.add, tally.info, answer.info)
         )

@@ -82,5 +82,5 @@ def _zeros(spec: Spec, *classes: int) -> Linear:
 
 
 def _predictor(params: Linear, x: Shaped[Array, " rows *features"]) -> Float[Array, " rows *classes"]:
-    # A product of matrices stays one under vmap over clients; multiplying and summing was half as fast.
+    # A product of matrices stays one under vmap over clients; multiplying and summing took 1.3 to 1.9 times as long.
     return flat(x) @ params.weight + params.bias
