@@ -62,9 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         data = make(Path(directory), options.clients)
-        print(
-            f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, {options.rounds} rounds"
-        )
+        print(f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, {options.rounds} rounds")
         run("fedavg", fedavg(models.logistic(), client_optimizer=optax.sgd(0.1), batch_size=32), data, options.rounds)
         states = Path(directory) / "nodes"
         alone = local(models.logistic(), client_optimizer=optax.sgd(0.1), batch_size=32)

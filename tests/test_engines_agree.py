@@ -62,7 +62,8 @@ def test_a_lossy_channel(method, data):
 
 def test_prediction(data):
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    for method in METHODS.values():
+    for name in ("local", "fedavg_plus"):
+        method = METHODS[name]
         engines = Simulation(method(), data, seed=1), Loop(method(), data, seed=1, channel=identity())
         means = [e.predict(e.advance(e.start(), 2)[0], 3, x).mean for e in engines]
         np.testing.assert_allclose(*means, rtol=1e-4, atol=1e-5)

@@ -3,15 +3,14 @@
 import jax
 import numpy as np
 import pytest
-from methods import METHODS, VARIANTS
+from methods import METHODS
 from problems import linear_gaussian
 
 from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 from covey.experiment.catalogue import METHODS as CATALOGUE
 
-EVERY = {**METHODS, **VARIANTS}
-every_method = pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 
 
 def same(one, other, **tolerance):
@@ -102,7 +101,7 @@ def test_every_chunk_size_and_storage_gives_the_same_run(method, data):
         return engine.snapshot(state), lines, engine.evaluate(state, "test")
 
     expected, lines, metrics = run(chunk=1)
-    for options in ({"chunk": 2}, {"chunk": 5}, {"chunk": "auto"}, {"chunk": 2, "storage": "host"}):
+    for options in ({"chunk": 2}, {"chunk": "auto"}, {"chunk": 3, "storage": "host"}):
         snapshot, other_lines, other_metrics = run(**options)
         assert [line["clients"] for line in lines] == [line["clients"] for line in other_lines]
         same(snapshot, expected, rtol=1e-4, atol=1e-5)
@@ -118,8 +117,8 @@ def test_a_client_does_not_depend_on_the_others_around_it(method, data):
         _, lines = engine.advance(engine.start(), 1)
         return lines[0]["train_loss"]
 
-    alone = [loss(data.subset(np.array([place]))) for place in range(data.clients)]
-    together = loss(data.subset(np.array([4, 2, 0, 1, 3])))
+    alone = [loss(data.subset(np.array([place]))) for place in (1, 4)]
+    together = loss(data.subset(np.array([4, 1])))
     np.testing.assert_allclose(np.mean(alone), together, rtol=1e-5)
 
 

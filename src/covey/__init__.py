@@ -41,7 +41,6 @@ _PLACES = {
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",
 }
-__all__ = [*_PLACES, "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -53,4 +52,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_PLACES, "__version__"])

@@ -66,6 +66,6 @@ def test_a_crash_at_any_moment_can_be_resumed(tmp_path, crash, use):
 
 
 def test_files_of_another_run_are_refused(tmp_path):
-    DiskNodes(LIKE, CLIENTS, tmp_path)
+    DiskNodes(LIKE, CLIENTS, tmp_path).take(EVERYONE)
     with pytest.raises(ValueError, match="another run"):
-        DiskNodes(LIKE, CLIENTS + 1, tmp_path)
+        DiskNodes(LIKE, CLIENTS + 1, tmp_path).take(EVERYONE)

@@ -21,7 +21,7 @@ from covey.core.metrics import Metric
 from covey.core.node import Channel
 from covey.data.federated import PARTS, FederatedData, Part
 from covey.engines import round as rounds
-from covey.engines.record import Counts, as_dict
+from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.round import grid
 from covey.engines.rows import need_rows
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
@@ -71,12 +71,13 @@ class Loop:
         self.accepted, self.delayed = [NEVER] * self.data.clients, []
         return LoopState(0, self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec))
 
-    def advance(self, state: LoopState, number: int) -> tuple[LoopState, list[dict[str, float | int]]]:
+    def advance(self, state: LoopState, number: int) -> tuple[LoopState, list[Line]]:
         """Run `number` rounds. Returns the new state and one line of metrics a round."""
-        lines = []
+        lines: list[Line] = []
         for _ in range(number):
-            state, line = self._round(state)
-            lines.append(line)
+            state, record = self._round(state)
+            stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], record)
+            lines += as_lines(state.round - 1, 1, stacked, self.sizes, lines)
         return state, lines
 
     def broadcast(self, state: LoopState) -> Message:
@@ -117,7 +118,7 @@ class Loop:
     def checkpointed(self) -> None:
         """Nothing to do: a snapshot holds everything."""
 
-    def _round(self, state: LoopState) -> tuple[LoopState, dict[str, float | int]]:
+    def _round(self, state: LoopState) -> tuple[LoopState, Record]:
         t, down = state.round, self.broadcast(state)
         tally = rounds.empty_tally(self.shapes)
         number = dict.fromkeys(Counts._fields, 0)
@@ -146,7 +147,7 @@ class Loop:
 
         counts = Counts(**{**number, "clients": int(tally.aggregate.count + tally.diverged), "diverged_id": NEVER})
         server, record = self._close(self.root, t, state.server, tally, counts)
-        return LoopState(t + 1, server), as_dict(t, record, self.sizes)
+        return LoopState(t + 1, server), record
 
     def _accept(self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally) -> rounds.Tally:
         """Add an upload to the tally, unless its round is over, it came before, or it is not finite."""

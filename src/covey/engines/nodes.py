@@ -5,6 +5,7 @@ checkpoint (a redo log); they are written to the files only after a checkpoint t
 A crash at any moment therefore leaves files that either kept checkpoint can complete, and never state from after it.
 """
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +60,17 @@ class DiskNodes:
     """Nodes in memory-mapped files, one a leaf, with the changes since the checkpoint before the newest in memory."""
 
     def __init__(self, like: Node, clients: int, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True)
         self.specs, self.structure = jax.tree.flatten(like)
-        self.files = [
-            _open(directory / f"leaf{place}.bin", (clients, *spec.shape), spec.dtype) for place, spec in enumerate(self.specs)
-        ]
+        self.clients, self.directory = clients, directory
         self.newest = _Overlay(self.specs)  # since the newest checkpoint
         self.previous = _Overlay(self.specs)  # between the newest checkpoint and the one before
+
+    @cached_property
+    def files(self) -> list[np.ndarray]:
+        """Opened when first used, so that a run that cannot begin leaves nothing behind."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        paths = [self.directory / f"leaf{place}.bin" for place in range(len(self.specs))]
+        return [_open(path, (self.clients, *spec.shape), spec.dtype) for path, spec in zip(paths, self.specs, strict=True)]
 
     def take(self, positions: np.ndarray) -> Node:
         """Nodes at `positions`, stacked: from the newest place that has them."""

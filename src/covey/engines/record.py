@@ -1,19 +1,24 @@
 """What an engine reports of a round, in plain numbers, and the error when a round leads nowhere."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from covey.core.algorithm import Info
 
+Line: TypeAlias = dict[str, float | int]
 # One round's number inside jit, those of many rounds stacked, or a plain number on the host.
 Whole: TypeAlias = int | Int[Array | np.ndarray, "*rounds"] | np.integer
 
 
 class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
-    """Every client of a round returned numbers that are not finite."""
+    """Every client of a round returned numbers that are not finite. `lines` are the metrics of the rounds before it."""
+
+    lines: Sequence[Line] = ()
 
 
 class Counts(NamedTuple):
@@ -51,8 +56,8 @@ class Sizes(NamedTuple):
     up: int
 
 
-def as_dict(round_: int, record: Record, sizes: Sizes) -> dict[str, float | int]:
-    """One line of the metrics. Raises `Diverged` where nothing usable came back."""
+def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
+    """One line of the metrics; rounds are counted from 1. Raises `Diverged` where nothing usable came back."""
     number = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
     if number["diverged"] and not number["clients"]:
         raise Diverged(
@@ -60,7 +65,7 @@ def as_dict(round_: int, record: Record, sizes: Sizes) -> dict[str, float | int]
             "among them); make the client's step size smaller, or check the scale of the features"
         )
     sent_up = sum(number[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
-    line: dict[str, float | int] = {
+    line: Line = {
         "round": round_,
         "clients": number["clients"],
         "lost": number["lost_down"] + number["lost_up"],
@@ -74,6 +79,19 @@ def as_dict(round_: int, record: Record, sizes: Sizes) -> dict[str, float | int]
     for info in (record.client, record.server):
         line |= {name: float(np.asarray(value)) for name, value in zip(info._fields, info, strict=True)}
     return line
+
+
+def as_lines(first: int, number: int, records: Record, sizes: Sizes, before: Sequence[Line] = ()) -> list[Line]:
+    """Lines of stacked records of the rounds after round `first`; `before` are earlier lines, for `Diverged` to keep."""
+    lines: list[Line] = []
+    for place in range(number):
+        one = jax.tree.map(lambda leaf, at=place: leaf[at], records)
+        try:
+            lines.append(as_line(first + place + 1, one, sizes))
+        except Diverged as error:
+            error.lines = [*before, *lines]
+            raise
+    return lines
 
 
 def mean_or_nan(total: Float[Array, ""], count: Whole) -> Float[Array, ""]:

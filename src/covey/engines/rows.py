@@ -1,6 +1,6 @@
 """Where the rows of a simulation lie: on the device, all at once, or on the host, gathered for the clients at hand."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,9 @@ from jaxtyping import PyTree
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData, Part
 from covey.engines.round import grid
+
+DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
+Storage: TypeAlias = Literal["auto", "device", "host"]
 
 
 class View(NamedTuple):
@@ -64,17 +67,22 @@ class HostRows(_Ranges):
         return View(rows, starts.astype(np.int32), counts.astype(np.int32))
 
 
-def rows_of(data: FederatedData, storage: str, device_limit: int) -> DeviceRows | HostRows:
-    """Storage as asked for. "auto": on the device, unless rows take more than `device_limit` bytes or are a memory map."""
+def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
+    """Storage as asked for. "auto": on the device, unless the rows take more than `DEVICE_LIMIT` bytes or are a memory map."""
     leaves = jax.tree.leaves(data.rows)
     if storage not in ("auto", "device", "host"):
         raise ValueError(f"storage must be 'auto', 'device' or 'host', got {storage!r}")
     if storage == "auto":
-        small = sum(leaf.nbytes for leaf in leaves) <= device_limit
-        storage = "device" if small and not any(isinstance(leaf, np.memmap) for leaf in leaves) else "host"
+        small = sum(leaf.nbytes for leaf in leaves) <= DEVICE_LIMIT
+        return "device" if small and not any(isinstance(leaf, np.memmap) for leaf in leaves) else "host"
     if storage == "device" and len(leaves[0]) >= 2**31:
         raise ValueError(f"{len(leaves[0])} rows are more than an index on the device can count; use storage='host'")
-    return DeviceRows(data) if storage == "device" else HostRows(data)
+    return storage
+
+
+def rows_of(data: FederatedData, storage: Storage = "auto") -> DeviceRows | HostRows:
+    """The rows in their storage."""
+    return DeviceRows(data) if chosen(data, storage) == "device" else HostRows(data)
 
 
 def need_rows(data: FederatedData, part: Part) -> None:

@@ -27,12 +27,11 @@ from covey.data.federated import FederatedData, Part
 from covey.engines import round as rounds
 from covey.engines.evaluation import Evaluation
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.record import as_dict
-from covey.engines.rows import DeviceRows, View, rows_of
+from covey.engines.record import Line, as_lines
+from covey.engines.rows import DeviceRows, Storage, View, rows_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
-DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
 CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
 LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
 
@@ -64,7 +63,7 @@ class Simulation:
         channel: Channel | None = None,
         faults: Faults | None = None,
         chunk: int | Literal["auto"] = "auto",
-        storage: Literal["auto", "device", "host"] = "auto",
+        storage: Storage = "auto",
         node_directory: Path | None = None,
     ):
         counts = data.counts("train")
@@ -78,7 +77,7 @@ class Simulation:
         self.root = root_key(seed)
         self.shapes = rounds.shapes_of(algorithm, self.protocol.channel, self.root, data.spec)
         self.sizes = rounds.sizes_of(self.protocol.channel, self.shapes)
-        self.rows = rows_of(data, storage, DEVICE_LIMIT)
+        self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         self.chunk = self._chunk(chunk)
         self.evaluation = Evaluation(algorithm, self.root, self.chunk)
@@ -94,16 +93,13 @@ class Simulation:
         server = self.protocol.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
         return self.driver.start(server)
 
-    def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[dict[str, float | int]]]:
+    def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[Line]]:
         """Run `number` rounds. Returns the new state and one line of metrics a round."""
-        lines: list[dict[str, float | int]] = []
+        lines: list[Line] = []
         while number > 0:
             first = state.round
             state, record = self.driver.block(state, min(number, BLOCK))
-            record = jax.device_get(record)
-            for place in range(state.round - first):
-                one = jax.tree.map(lambda leaf, at=place: leaf[at], record)
-                lines.append(as_dict(first + place, one, self.sizes))
+            lines += as_lines(first, state.round - first, jax.device_get(record), self.sizes, lines)
             number -= state.round - first
         return state, lines
 
@@ -113,13 +109,13 @@ class Simulation:
 
     def evaluate(self, state: EngineState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
-        rows = self.rows if data is None else rows_of(data, "auto", DEVICE_LIMIT)
+        rows = self.rows if data is None else rows_of(data)
         seen = np.asarray(state.seen) if data is None else np.zeros(rows.data.clients, bool)
         return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, part)
 
     def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
-        rows = self.rows if data is None else rows_of(data, "auto", DEVICE_LIMIT)
+        rows = self.rows if data is None else rows_of(data)
         seen = data is None and bool(state.seen[client])
         nodes = self.driver.take(state, np.array([client])) if seen else None
         return self.evaluation.predict(rows, state.round, self.broadcast(state), nodes, client, x)
@@ -150,7 +146,7 @@ class Simulation:
             return 1
         per_row = tree.size(self.data.spec.rows)
         per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
-        wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 9))
+        wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
         return min(wished, self.protocol.sampler.slots)
 
 

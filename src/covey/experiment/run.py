@@ -23,6 +23,8 @@ from covey.core.keys import Stream, key_for
 from covey.core.node import Channel
 from covey.data.federated import FederatedData, Part
 from covey.engines.loop import Loop
+from covey.engines.record import Diverged
+from covey.engines.rows import Storage, chosen, need_rows
 from covey.engines.simulate import Simulation
 from covey.experiment import toml
 from covey.experiment.digest import data_digest
@@ -57,6 +59,7 @@ def run(
     faults: Faults | None = None,
     engine: Literal["simulate", "loop"] = "simulate",
     chunk: int | Literal["auto"] = "auto",
+    storage: Storage = "auto",
     evaluate_every: int | None = None,
     part: Part = "validation",
     out: str | Path | None = None,
@@ -78,6 +81,8 @@ def run(
         faults: chances of lost, late and repeated messages; none by default.
         engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes.
         chunk: clients side by side in "simulate".
+        storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or very many. With rows on the
+            host and a run directory, what clients keep between rounds lies there too, memory-mapped.
         evaluate_every: evaluate after each such number of rounds, and after the last; None: only when asked.
         part: the rows to evaluate on.
         out: the run directory; None keeps nothing on disk.
@@ -95,13 +100,24 @@ def run(
             raise ValueError(f"{key} must be at least 1, got {value}")
     if out is None and (resume or checkpoint_every is not None):
         raise ValueError("checkpoints are kept in a run directory: give out= together with resume= or checkpoint_every=")
-    if engine == "loop" and chunk != "auto":
-        raise ValueError(f"chunk={chunk} is for engine='simulate'; the loop runs one client at a time")
+    if engine == "loop" and (chunk, storage) != ("auto", "auto"):
+        raise ValueError(f"{chunk=} and {storage=} are for engine='simulate'; the loop runs one client at a time")
     if evaluate_every is not None:
-        check_part(data, part)
+        need_rows(data, part)
     built: Engine
     if engine == "simulate":
-        built = Simulation(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults, chunk=chunk)
+        place = chosen(data, storage)
+        built = Simulation(
+            method,
+            data,
+            seed=seed,
+            cohort=cohort,
+            channel=channel,
+            faults=faults,
+            chunk=chunk,
+            storage=place,
+            node_directory=Path(out) / "nodes" if out is not None and place == "host" else None,
+        )
     else:
         built = Loop(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults)
     plan = Plan(evaluate_every, part, checkpoint_every, progress)
@@ -110,7 +126,7 @@ def run(
         result._advance_to(rounds)
         return result
     directory = RunDirectory(Path(out))
-    named = {"rounds": rounds, "seed": seed, "engine": engine, "chunk": chunk, "part": part}
+    named = {"rounds": rounds, "seed": seed, "engine": engine, "chunk": chunk, "storage": storage, "part": part}
     optional = {"name": name, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
     tables: dict[str, Mapping[str, toml.Value]]
     tables = {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()} if settings is None else dict(settings)
@@ -181,7 +197,7 @@ class Run:
 
     def evaluate(self, data: FederatedData | None = None, *, part: Part = "test") -> Evaluation:
         """Every client on one part of its rows. Clients of other data are new: each is adapted to its training rows."""
-        check_part(self.data if data is None else data, part)
+        need_rows(self.data if data is None else data, part)
         metrics = self._engine.evaluate(self._state, part, data)
         return Evaluation(self.round, part, self.data if data is None else data, metrics)
 
@@ -241,7 +257,12 @@ class Run:
     def _advance_block(self, target: int) -> list[Record]:
         """Some rounds, and what is due after them."""
         start, first = perf_counter(), self.round
-        self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
+        try:
+            self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
+        except Diverged as error:  # what was good before it is kept, for the user to look at
+            if self._directory is not None:
+                self._directory.append([_finite(line) for line in error.lines])
+            raise
         seconds = perf_counter() - start
         self._block = _next_length(self._block, seconds)
         records = [_finite(line | {"seconds": seconds / len(lines)}) for line in lines]
@@ -284,12 +305,6 @@ class Run:
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
-
-
-def check_part(data: FederatedData, part: Part) -> None:
-    """An error where no client has rows of the part."""
-    if not data.counts(part).any():
-        raise ValueError(f"the data have no {part} rows: split them, e.g. data.split(validation=0.2, test=0.2, seed=0)")
 
 
 def _next_length(block: int, seconds: float) -> int:

@@ -6,7 +6,7 @@ The divisions into training and test patients are repeated, as a hospital's test
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import optax
 import pandas as pd
@@ -43,14 +43,13 @@ def main(out: Path, console: Console | None = None) -> None:
         f"Cleveland, Hungarian and Switzerland learn together; no patient leaves a hospital. {NEW.upper()} joins afterwards.\n"
     )
     outcome = compare(console)
-    means = outcome.lines.groupby(["hospital", "method"], sort=False)[list(MEASURES)].mean()
-    console.print(table_of(means, outcome.lines))
+    console.print(table_of(outcome.lines))
     console.print(
         f"The federation sent {outcome.bits / 8e3:.0f} kB in {ROUNDS} rounds: parameters, never patients. Means ± standard "
         f"deviations over {SPLITS} divisions into training and test patients. {NEW}* joined after the learning was done: there, "
         "local is a model of its own rows alone; federated and pooled are the others' models as they are.\n"
     )
-    panels = {name: means[name].unstack("method", sort=False)[list(METHODS)] for name in MEASURES}
+    panels = {name: by_hospital(outcome.lines, name, "mean") for name in MEASURES}
     figure = grouped_bars(panels, title="Heart disease in four hospitals: test patients", notes=MEASURES)
     out.mkdir(parents=True, exist_ok=True)
     page = figure.to_html(include_plotlyjs=True, full_html=True)
@@ -80,26 +79,32 @@ def compare(console: Console) -> Outcome:
             unknown = done.evaluate(new, part="test").clients.assign(name=f"{NEW}*")
             both = pd.concat([known, unknown]).rename(columns={"name": "hospital"})
             pieces.append(both.assign(method=method, division=seed))
-    return Outcome(pd.concat(pieces, ignore_index=True)[["division", "hospital", "method", "test_rows", *MEASURES]], bits)
+    lines = pd.concat(pieces, ignore_index=True).filter(["division", "hospital", "method", "test_rows", *MEASURES])
+    return Outcome(lines, bits)
 
 
-def table_of(means: pd.DataFrame, lines: pd.DataFrame) -> Table:
+def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std"]) -> pd.DataFrame:
+    """A row a hospital, a column a method."""
+    table = lines.pivot_table(index="hospital", columns="method", values=measure, aggfunc=summary, sort=False)
+    return table.filter(list(METHODS))
+
+
+def table_of(lines: pd.DataFrame) -> Table:
     """The table that the terminal shows; the best of the three in bold."""
-    spread = lines.groupby(["hospital", "method"], sort=False)[list(MEASURES)].std()
+    means = {measure: by_hospital(lines, measure, "mean") for measure in MEASURES}
+    spreads = {measure: by_hospital(lines, measure, "std") for measure in MEASURES}
     table = Table("hospital", "learned", title="Test patients", title_justify="left")
     for measure, note in MEASURES.items():
         table.add_column(f"{measure}\n[dim]{note}[/]", justify="right")
-    for hospital in lines["hospital"].unique():
-        rows = int(lines.loc[lines["hospital"] == hospital, "test_rows"].iloc[0])
-        mine, around = means.loc[hospital], spread.loc[hospital]
-        best = {
-            name: mine[name].idxmax() if note.startswith("higher") else mine[name].idxmin() for name, note in MEASURES.items()
-        }
-        for place, method in enumerate(METHODS):
+    for hospital, patients in lines.groupby("hospital", sort=False)["test_rows"].first().items():
+        labels = iter((str(hospital), f"[dim]{patients} patients[/]", ""))
+        for method in METHODS:
             cells = []
-            for measure in MEASURES:
-                text = f"{mine.loc[method, measure]:.3f} ± {around.loc[method, measure]:.3f}"
-                cells.append(f"[bold green]{text}[/]" if best[measure] == method else text)
-            table.add_row(("", hospital, f"[dim]{rows} patients[/]")[(place + 1) % 3], method, *cells)
+            for measure, note in MEASURES.items():
+                mine = means[measure].loc[hospital]
+                best = mine.max() if note.startswith("higher") else mine.min()
+                text = f"{mine[method]:.3f} ± {spreads[measure].loc[hospital, method]:.3f}"
+                cells.append(f"[bold green]{text}[/]" if mine[method] == best else text)
+            table.add_row(next(labels), method, *cells)
         table.add_section()
     return table

@@ -42,12 +42,12 @@ def grouped_bars(tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str
 
 def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
     """Every measure against rounds, a panel each."""
-    names = [name for name in metrics.columns if name not in BOOKKEEPING and metrics[name].notna().any()]
+    names = [name for name in metrics.dropna(axis="columns", how="all").columns if name not in BOOKKEEPING]
     figure = make_subplots(cols=2, rows=-(-len(names) // 2), subplot_titles=[name.replace("_", " ") for name in names])
     for place, name in enumerate(names):
         known = metrics[["round", name]].dropna()
         values = known[name].cumsum() if name.startswith("bits") else known[name]
-        line = go.Scatter(x=known["round"] + 1, y=values, mode="lines", showlegend=False, line={"color": COLOURS[1], "width": 2})
+        line = go.Scatter(x=known["round"], y=values, mode="lines", showlegend=False, line={"color": COLOURS[1], "width": 2})
         figure.add_trace(line, row=place // 2 + 1, col=place % 2 + 1)
     figure.update_xaxes(title_text="round")
     return styled(figure, title=title, height=120 + 260 * -(-len(names) // 2))
