@@ -56,8 +56,7 @@ def test_eight_schools_are_bundled(monkeypatch):
     assert data.rows.x[:, 0].tolist() == [15, 10, 16, 11, 9, 11, 10, 18]
 
 
-def test_radon_of_the_united_states_is_bundled(monkeypatch):
-    monkeypatch.delenv("COVEY_DATA_DIR", raising=False)
+def test_radon_of_the_united_states(data_dir):
     data = load("radon_us")
     assert (data.clients, len(data.rows.y), data.ids[0], data.ids[-1]) == (386, 12573, 1, 386)
     assert np.isnan(data.rows.x[:, 0]).sum() == 284

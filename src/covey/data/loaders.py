@@ -109,8 +109,8 @@ LOADERS: dict[str, Loader] = {
     "radon_us": Loader(
         partial(load_table, tables.RADON_US),
         "386 counties of the United States, 12,573 homes; outcome log_radon; features floor (with 284 gaps), log_uranium",
-        "BSD 3-Clause",
-        "posteriordb, radon_all",
+        "not stated for the data; not bundled",
+        "State Residential Radon Survey (US EPA), as in posteriordb, radon_all",
     ),
     "sleepstudy": Loader(
         partial(load_table, tables.SLEEPSTUDY),

@@ -34,6 +34,7 @@ _DIGESTS = {
     "hierarchical/grouseticks.csv": "17b4bb79427f6052f7b62f91303768b74bdc4e1831e986e9ee3a1ea24db0211c",
     "hierarchical/gu_immun.csv": "1b9a2f7cb7b674609430c88edd6a8cd89cd872dbdc28686c156b82061b000998",
     "hierarchical/inst_eval.csv.gz": "da41cab085046c0f4f0e67920413270e868f97e40c7210d40507c397b00d19d0",
+    "hierarchical/radon_all_us.csv.gz": "3995e453c90a33c5f8fdbed90d5abe4f28bd9c584e8ac7fdcff852e830d1f04e",
     "hierarchical/radon_mn.csv": "a63973b6958fb57aab59258e2179f52a34dbb1fe9c0f30b3e3de657f96ea1445",
     "hierarchical/sleepstudy.csv": "45ae58882997ad80a4bba978358d0847c9a9d9a7c80d7d494771e15d7d74ff43",
 }

@@ -66,7 +66,7 @@ def _path(table: Grouped) -> Path:
     path = sources.local(table.file)
     if path is None:
         raise ValueError(
-            f"{table.file} was not found, and its licence does not allow us to bundle it: set COVEY_DATA_DIR to a directory"
+            f"{table.file} was not found, and it is not bundled: set COVEY_DATA_DIR to a directory"
             f" that has it. It is {table.origin}"
         )
     return path
@@ -96,10 +96,11 @@ HEART_DISEASE = Grouped(
 )
 EIGHT_SCHOOLS = Grouped("eight_schools.csv", outcome="y", client="school", features=("sigma",))
 RADON_US = Grouped(
-    "radon_us.csv.gz",
+    "hierarchical/radon_all_us.csv.gz",
     outcome="log_radon",
     client="county_idx",
     features=("floor_measure", "log_uppm"),
+    origin="the data `radon_all` of posteriordb, as a table",
     missing=(("floor_measure", 9),),
 )
 RADON = Grouped(

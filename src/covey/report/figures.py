@@ -17,8 +17,8 @@ def styled(figure: go.Figure, *, title: str, height: int) -> go.Figure:
         height=height,
         font={"family": "system-ui, sans-serif", "size": 13},
         colorway=COLOURS,
-        margin={"l": 60, "r": 30, "t": 80, "b": 50},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1.0, "xanchor": "right"},
+        margin={"l": 60, "r": 30, "t": 80, "b": 110},
+        legend={"orientation": "h", "y": -0.28, "yanchor": "top", "x": 0.5, "xanchor": "center"},
     )
     return figure
 
