@@ -9,16 +9,18 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 
+WORKERS := -n auto --maxprocesses 4 --dist worksteal
+
 .PHONY: demo test test-all check format lock benchmarks clean
 
 demo: $(READY)
 	$(BIN)/covey demo
 
 test: check
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(WORKERS) -m "not slow"
 
 test-all: check
-	$(BIN)/pytest
+	$(BIN)/pytest $(WORKERS)
 
 check: $(READY)
 	$(BIN)/ruff check .

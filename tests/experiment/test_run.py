@@ -10,14 +10,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
 import pytest
+from problems import linear_gaussian
 
+from covey.algorithms.fedavg import fedavg
+from covey.algorithms.local import local
+from covey.core import cohort
 from covey.core.metrics import Calibration, Mean
+from covey.engines.record import Diverged
 from covey.experiment import durable
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
 from covey.experiment.run import Run, run
+from covey.models import linear, logistic
 
 
 def knobs(**changes: Any) -> dict[str, Any]:
@@ -260,3 +267,25 @@ def test_pooled_calibration_merges_bins_and_does_not_average_clients(data):
     assert found.pooled["ece"] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="no accuracy"):
         _ = found.bottom_decile
+
+
+def test_states_of_clients_lie_in_the_run_directory_and_resume(data, tmp_path):
+    def alone():
+        return local(logistic(), batch_size=16)
+
+    common = {"seed": 4, "cohort": cohort.uniform(2), "storage": "host", "progress": False}
+    straight = run(alone(), data, rounds=9, **common)
+    run(alone(), data, rounds=5, out=tmp_path / "run", checkpoint_every=2, **common)
+    assert sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir()) == ["leaf0.bin", "leaf1.bin"]
+    resumed = run(alone(), data, rounds=9, out=tmp_path / "run", checkpoint_every=2, resume=True, **common)
+    pd.testing.assert_frame_equal(numbers(resumed), numbers(straight))
+    pd.testing.assert_frame_equal(resumed.evaluate(part="validation").clients, straight.evaluate(part="validation").clients)
+
+
+def test_the_rounds_before_a_divergence_are_kept(tmp_path):
+    too_fast = fedavg(linear(), client_optimizer=optax.sgd(2.0), batch_size=None)
+    with pytest.raises(Diverged, match=r"round (\d+): all 5 uploads") as told:
+        run(too_fast, linear_gaussian().data, rounds=400, seed=0, out=tmp_path / "run", progress=False)
+    lines = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
+    assert lines["round"].tolist() == list(range(1, int(str(told.value).split()[1][:-1])))
+    assert lines["train_loss"].max() > 1e10 * lines["train_loss"].iloc[0]

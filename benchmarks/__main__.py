@@ -1,0 +1,19 @@
+"""All benchmarks, one after the other: `make benchmarks`. Keep the machine quiet."""
+
+import os
+import platform
+from importlib.metadata import version
+
+from benchmarks import cnn, linear, million
+
+
+def main() -> None:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("covey", "jax", "torch"))
+    print(f"{packages}; Python {platform.python_version()}, {os.cpu_count()} cores")
+    linear.main()
+    cnn.main()
+    million.main()
+
+
+if __name__ == "__main__":
+    main()
