@@ -1,0 +1,31 @@
+"""What the README shows works."""
+
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from covey.cli import app
+
+README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_example_runs():
+    (code,) = blocks("python")
+    names: dict = {}
+    exec(code, names)
+    assert names["run"].round == 150
+    assert names["run"].predict(names["new"].rows.x[:5], client="va", data=names["new"]).mean.shape == (5, 2)
+
+
+def test_the_commands_exist():
+    commands = set(re.findall(r"^covey (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
+    assert commands == {"run", "list", "reproduce"}
+    for command in commands:
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+    for name in re.findall(r"experiments/\w+\.toml", README):
+        assert (Path(__file__).parents[1] / name).exists()
