@@ -1,7 +1,10 @@
 """Every method of the package, small enough to be walked through every engine."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from covey import models
@@ -10,7 +13,53 @@ from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
-from covey.core.algorithm import Algorithm
+from covey.core.algorithm import Algorithm, Local
+from covey.core.metrics import Mean
+from covey.core.shard import all_rows
+from covey.models import Normal
+
+
+class Walk(NamedTuple):
+    theta: jax.Array
+    memory: jax.Array  # the mean of the clients' memories, weighted as they take part
+
+
+class Heard(NamedTuple):
+    drift: jax.Array
+
+
+def remembering() -> Algorithm:
+    """Not a method: it uses every part of the seam at once, so that engines have nothing to hide.
+
+    Clients keep a memory that starts from the broadcast of their first round and moves by what was SENT; clients and server draw
+    random numbers; the server uses the weighted and the plain sum, the weight and the count.
+    """
+
+    def client(key, down, memory, data):
+        rows = all_rows(data)
+        mean = jnp.sum(jnp.where(rows.mask[:, None], rows.rows.x, 0), 0) / jnp.maximum(data.count, 1)
+        noisy = mean + 0.1 * jax.random.normal(key, mean.shape) - 0.1 * down.theta
+        return Local(noisy - memory, memory, Heard(jnp.linalg.norm(noisy)))
+
+    def server(key, state, aggregate):
+        fresh = aggregate.weighted / aggregate.weight + 0.1 * aggregate.plain / aggregate.count
+        noise = 0.01 * jax.random.normal(key, state.theta.shape)
+        new = Walk(state.theta + 0.5 * fresh + noise, state.memory + 0.1 * aggregate.plain)
+        return new, Heard(jnp.linalg.norm(fresh))
+
+    return Algorithm(
+        name="remembering",
+        init=lambda key, spec: Walk(jax.random.normal(key, spec.rows.x.shape), jnp.zeros(spec.rows.x.shape)),
+        init_client=lambda key, down, data: 0.2 * down.theta + 0.01 * jax.random.normal(key, down.theta.shape),
+        broadcast=lambda state: state,
+        client=client,
+        commit=lambda memory, sent: memory + 0.5 * sent,
+        server=server,
+        evaluate=lambda key, down, memory, data: {"distance": Mean(jnp.sum((memory - down.theta) ** 2), jnp.ones(()))},
+        predict=lambda key, down, memory, x: Normal(x @ memory, jnp.ones(x.shape[0])),
+        adapt=lambda key, down, data: down.theta + jax.random.normal(key, down.theta.shape),
+    )
+
 
 SGD = optax.sgd(0.05, momentum=0.9)
 
@@ -24,6 +73,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
 
 # The same methods by other options: what a configuration can reach is walked through too.
 VARIANTS: dict[str, Callable[[], Algorithm]] = {
+    "remembering": remembering,
     "fedavg-steps": lambda: fedavg(models.linear(), steps=5, batch_size=16),
     "fedavg-full-batch": lambda: fedavg(models.linear(), batch_size=None, epochs=3, weighting="equal"),
     "fedadam": lambda: fedavg(models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2),

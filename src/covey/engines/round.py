@@ -75,7 +75,14 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         _, server_info = algorithm.server(root, server, Aggregate(up, up, jnp.ones(()), jnp.ones(())))
         return Shapes(server, down, node, up, payload, info, server_info)
 
-    return jax.eval_shape(trace, root)
+    shapes = jax.eval_shape(trace, root)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.up):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"{algorithm.name} uploads {name} as {leaf.dtype}; uploads are summed with weights and must be floats"
+            )
+    return shapes
 
 
 def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
@@ -98,7 +105,10 @@ def call_up(protocol: Protocol, root: Key[Array, ""], t: Integer, ids: Int[Array
     """The cohort of round t, and what becomes of its messages."""
     cohort = protocol.sampler.sample(key_for(root, Stream.COHORT, t), t)
     client_ids = ids[cohort.index]
-    fates = jax.vmap(lambda client_id: fate(protocol.faults, root, t, client_id))(client_ids)
+    if any(protocol.faults):
+        fates = jax.vmap(lambda client_id: fate(protocol.faults, root, t, client_id))(client_ids)
+    else:  # a draw for each of a million clients is not for nothing
+        fates = jnp.full(client_ids.shape, fate_of.ARRIVES)
 
     def number(kind):
         return jnp.sum(cohort.mask & (fates == kind), dtype=jnp.int32)
@@ -131,14 +141,26 @@ def chunk_round(
     """One round of the clients of a chunk. Returns the tally with theirs added, their nodes, and whose node is to be kept."""
     algorithm, channel = protocol.algorithm, protocol.channel
 
-    def one(client_id, on, seen, node, start, count):
-        mine = Shard(data.rows, start, jnp.where(on, count, 0), data.capacity)
-        node = jax.lax.cond(seen, lambda: node, lambda: first_node(algorithm, channel, root, client_id, down, mine))
-        payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, mine)
+    count = jnp.where(slots.on, data.count, 0)
+
+    def shard(start, count):
+        return Shard(data.rows, start, count, data.capacity)
+
+    def begin(client_id, start, count):
+        return first_node(algorithm, channel, root, client_id, down, shard(start, count))
+
+    def one(client_id, node, start, count):
+        payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, shard(start, count))
         sent = channel.decode(payload)
         return sent, node, info, tree.is_finite((sent, node))
 
-    sent, nodes, infos, finite = each(one, slots.id, slots.on, seen, nodes, data.start, data.count)
+    if jax.tree.leaves(nodes):  # a branch outside of vmap: first nodes are made only in chunks that have a newcomer
+        nodes = jax.lax.cond(
+            jnp.all(seen | ~jnp.asarray(slots.on)),
+            lambda: nodes,
+            lambda: jax.vmap(tree.where)(seen, nodes, each(begin, slots.id, data.start, count)),
+        )
+    sent, nodes, infos, finite = each(one, slots.id, nodes, data.start, count)
     good, bad = slots.on & finite, slots.on & ~finite
     part = Aggregate(
         weighted=tree.weighted_sum(jnp.where(good, slots.weight, 0.0), sent),
