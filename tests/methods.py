@@ -58,6 +58,7 @@ def remembering() -> Algorithm:
         evaluate=lambda key, down, memory, data: {"distance": Mean(jnp.sum((memory - down.theta) ** 2), jnp.ones(()))},
         predict=lambda key, down, memory, x: Normal(x @ memory, jnp.ones(x.shape[0])),
         adapt=lambda key, down, data: down.theta + jax.random.normal(key, down.theta.shape),
+        draws=lambda key, down, memory, number: memory + jax.random.normal(key, (number, *memory.shape)),
     )
 
 

@@ -6,7 +6,8 @@ import pytest
 from methods import METHODS, VARIANTS, remembering
 from problems import linear_gaussian
 
-from covey.channel import half, identity
+from covey.algorithms.fedavg import Up
+from covey.channel import by_part, half, identity
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.engines.loop import Loop
@@ -72,6 +73,26 @@ def test_a_memory_moves_by_what_was_sent(data):
     moved = np.asarray(after.nodes.state) - np.asarray(before.nodes.state)
     summed = np.asarray(after.server.memory) - np.asarray(before.server.memory)
     np.testing.assert_allclose(moved.sum(0) / 0.5, summed / 0.1, rtol=1e-4, atol=1e-5)
+
+
+def test_a_channel_by_part(data):
+    channel = by_part(Up(half(), identity()))
+    assert_agree(METHODS["fedavg"], data, channel=channel, tolerance=2**-7)
+
+
+def test_draws(data):
+    rest, new = data.hold_out(["site2"])
+    engines = [engine(remembering(), rest, seed=1, cohort=cohort.uniform(2)) for engine in (Simulation, Loop)]
+    states = [engine.advance(engine.start(), 1)[0] for engine in engines]
+    for client in range(4):  # two that took part, two that did not
+        known = [engine.draws(state, client, 5) for engine, state in zip(engines, states, strict=True)]
+        assert known[0].shape == (5, 3)
+        np.testing.assert_allclose(*known, rtol=1e-5)
+    unseen = [engine.draws(state, 0, 5, data=new) for engine, state in zip(engines, states, strict=True)]
+    np.testing.assert_allclose(*unseen, rtol=1e-5)
+    without = Simulation(METHODS["fedavg"](), data, seed=1)
+    with pytest.raises(ValueError, match="fedavg has no posterior draws"):
+        without.draws(without.start(), 0, 5)
 
 
 def test_prediction(data):

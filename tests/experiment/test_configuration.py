@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -204,3 +205,14 @@ def test_optimisers_are_those_of_optax():
         step, ours = built.update(slope, ours, parameters)
         expected_step, theirs = expected.update(slope, theirs, parameters)
         np.testing.assert_array_equal(step, expected_step)
+
+
+def test_an_availability_trace_from_a_file(tmp_path):
+    (tmp_path / "on.csv").write_text("1,0\n0,1\n1,1\n")
+    sampler = COHORTS["trace"](tmp_path / "on.csv")(np.array([5, 6, 7]))
+    assert sampler.sample(jax.random.key(0), 1).mask.tolist() == [False, True, True]
+    assert COHORTS["trace"](tmp_path / "on.csv", size=2)(np.array([5, 6, 7])).slots == 2
+    for text, told in (("1,2\n", "other than 0 and 1"), ("a,b\n", "not a table of 0 and 1")):
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(ValueError, match=told):
+            COHORTS["trace"](tmp_path / "bad.csv")

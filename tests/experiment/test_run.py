@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pandas as pd
 import pytest
+from methods import remembering
 from problems import linear_gaussian
 
 from covey.algorithms.fedavg import fedavg
@@ -289,3 +290,11 @@ def test_the_rounds_before_a_divergence_are_kept(tmp_path):
     lines = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
     assert lines["round"].tolist() == list(range(1, int(str(told.value).split()[1][:-1])))
     assert lines["train_loss"].max() > 1e10 * lines["train_loss"].iloc[0]
+
+
+def test_a_method_that_draws_has_a_posterior(data):
+    done = run(remembering(), data, rounds=2, seed=0, progress=False)
+    draws = done.posterior.draws("site1", 4000)
+    memory = np.asarray(done._state.nodes.state)[1]
+    assert draws.shape == (4000, 3)
+    assert np.all(np.abs(draws.mean(0) - memory) < 4 / np.sqrt(4000))

@@ -79,6 +79,11 @@ class Algorithm(NamedTuple):
     draws: Callable[[Key[Array, ""], Message, State, int], PyTree] | None = None
 
 
+def no_draws(algorithm: Algorithm) -> str:
+    """Why there are no posterior draws."""
+    return f"{algorithm.name} has no posterior draws: it finds one estimate; see the run's state and predictions"
+
+
 def no_state(*_: object) -> Empty:
     """`init_client`, `commit` and `adapt` of a method whose clients remember nothing."""
     return Empty()

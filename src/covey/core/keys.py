@@ -26,6 +26,7 @@ class Stream(IntEnum):
     ADAPT = 7
     EVALUATE = 8
     PREDICT = 9
+    DRAWS = 10
 
 
 def root_key(seed: int) -> Key[Array, ""]:

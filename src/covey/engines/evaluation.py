@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Message, State
+from covey.core.algorithm import Algorithm, Message, State, no_draws
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Node
@@ -31,6 +31,7 @@ class Evaluation:
         self._adapted = jax.jit(self._adapt_chunk)
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
+        self._drawn = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=3)
 
     def evaluate(
         self,
@@ -63,13 +64,23 @@ class Evaluation:
 
     def predict(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree) -> PyTree:
         """The predictive distribution of one client for new rows. `node`: what it kept, stacked; None if it never took part."""
+        key = key_for(self.root, Stream.PREDICT, t, int(rows.data.ids[client]))
+        return self._predicted(key, down, self._state(rows, t, down, node, client), jax.tree.map(jnp.asarray, x))
+
+    def draws(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, number: int) -> PyTree:
+        """Posterior draws of one client, on the leading axis."""
+        if self._drawn is None:
+            raise ValueError(no_draws(self.algorithm))
+        key = key_for(self.root, Stream.DRAWS, t, int(rows.data.ids[client]))
+        return self._drawn(key, down, self._state(rows, t, down, node, client), number)
+
+    def _state(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int) -> State:
+        """What one client predicts with."""
         if node is None or self.algorithm.personalise_at_evaluation:
             state = self._adapt(rows, t, down, np.array([client]))
         else:
             state = node.state
-        one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], state)
-        key = key_for(self.root, Stream.PREDICT, t, int(rows.data.ids[client]))
-        return self._predicted(key, down, one, jax.tree.map(jnp.asarray, x))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], state)
 
     def _adapt(self, rows: DeviceRows | HostRows, t: int, down: Message, positions: np.ndarray) -> State:
         view = rows.view(positions, "train")

@@ -116,9 +116,17 @@ class Simulation:
     def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         rows = self.rows if data is None else rows_of(data)
-        seen = data is None and bool(state.seen[client])
-        nodes = self.driver.take(state, np.array([client])) if seen else None
-        return self.evaluation.predict(rows, state.round, self.broadcast(state), nodes, client, x)
+        return self.evaluation.predict(rows, state.round, self.broadcast(state), self._node(state, client, data), client, x)
+
+    def draws(self, state: EngineState, client: int, number: int, data: FederatedData | None = None) -> PyTree:
+        """`number` posterior draws of the client at position `client`, on the leading axis."""
+        rows = self.rows if data is None else rows_of(data)
+        return self.evaluation.draws(rows, state.round, self.broadcast(state), self._node(state, client, data), client, number)
+
+    def _node(self, state: EngineState, client: int, data: FederatedData | None) -> Node | None:
+        """What the client kept, stacked; None if it never took part."""
+        known = data is None and bool(state.seen[client])
+        return self.driver.take(state, np.array([client])) if known else None
 
     def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Key, PyTree
 
 from covey.core import tree, wire
-from covey.core.algorithm import Algorithm, Info, Message, State
+from covey.core.algorithm import Algorithm, Info, Message, State, no_draws
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node, first_node, node_round
@@ -82,6 +82,7 @@ class Programs:
         self.adapt = jax.jit(algorithm.adapt)
         self.evaluate = jax.jit(algorithm.evaluate)
         self.predict = jax.jit(algorithm.predict)
+        self.draws = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=3)
 
 
 class Site:
@@ -119,6 +120,13 @@ class Site:
         """The predictive distribution for new rows."""
         key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
         return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
+
+    def draws(self, t: int, down: Message, number: int) -> PyTree:
+        """Posterior draws, on the leading axis."""
+        if self.programs.draws is None:
+            raise ValueError(no_draws(self.programs.algorithm))
+        key = key_for(self.programs.root, Stream.DRAWS, t, self.client_id)
+        return self.programs.draws(key, down, self.state(t, down), number)
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, or one adapted from the broadcast."""

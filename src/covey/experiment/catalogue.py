@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedprox import fedprox
@@ -22,11 +24,24 @@ METHODS: dict[str, Factory] = {
     "mb_sgd": mb_sgd,
 }
 
+
+def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
+    """Those available by a CSV file of 0 and 1, a line a client and a column a round; `size` draws that many first."""
+    try:
+        available = np.loadtxt(path, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"cohort.path: {path} is not a table of 0 and 1 separated by commas: {error}") from error
+    if not np.isin(available, (0, 1)).all():
+        raise ValueError(f"cohort.path: {path} has values other than 0 and 1")
+    return cohort.trace(available.astype(bool), None if size is None else cohort.uniform(size))
+
+
 COHORTS: dict[str, Factory] = {
     "full": cohort.full,
     "bernoulli": cohort.bernoulli,
     "uniform": cohort.uniform,
     "weighted": cohort.weighted,
+    "trace": trace,
 }
 
 CHANNELS: dict[str, Factory] = {"identity": identity, "half": half}

@@ -37,6 +37,10 @@ class Engine(Protocol):
         """The predictive distribution of the client at a position."""
         ...
 
+    def draws(self, state: Position, client: int, number: int, data: FederatedData | None = None) -> PyTree:
+        """Posterior draws of the client at a position."""
+        ...
+
     def snapshot(self, state: Position) -> PyTree:
         """The state as arrays."""
         ...

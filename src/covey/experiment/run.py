@@ -16,10 +16,9 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from covey.core import wire
-from covey.core.algorithm import Algorithm, State
+from covey.core.algorithm import Algorithm, State, no_draws
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
-from covey.core.keys import Stream, key_for
 from covey.core.node import Channel
 from covey.data.federated import FederatedData, Part
 from covey.engines.loop import Loop
@@ -143,6 +142,17 @@ def run(
     return result
 
 
+class Posterior(NamedTuple):
+    """What a method that draws knows of each client; see `Run.posterior`."""
+
+    data: FederatedData
+    draw: Callable[..., PyTree]
+
+    def draws(self, client: str | int, number: int, *, data: FederatedData | None = None) -> PyTree:
+        """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen."""
+        return self.draw((self.data if data is None else data).position_of(client), number, data)
+
+
 class Run:
     """Where a run stands. Made by `run`; look at it, evaluate it, predict with it, and `go_on`."""
 
@@ -207,12 +217,11 @@ class Run:
         return self._engine.predict(self._state, position, x, data)
 
     @property
-    def posterior(self) -> Callable[[State, int], PyTree]:
-        """The method's posterior at this round: (client state, number) -> draws. Only methods that draw have it."""
+    def posterior(self) -> "Posterior":
+        """Posterior draws of clients at this round. Only methods that draw have it."""
         if self.method.draws is None:
-            raise AttributeError(f"{self.method.name} has no posterior draws: it finds one estimate, see .state and .predict")
-        key = key_for(self._engine.root, Stream.PREDICT, self.round)
-        return partial(self.method.draws, key, self._engine.broadcast(self._state))
+            raise AttributeError(no_draws(self.method))
+        return Posterior(self.data, partial(self._engine.draws, self._state))
 
     def go_on(self, rounds: int) -> "Run":
         """Run `rounds` rounds more, as the run was started. Returns itself."""
