@@ -1,6 +1,7 @@
 """The progress display, on a clock of our own."""
 
 import io
+from time import sleep
 
 import pytest
 from rich.console import Console
@@ -73,3 +74,17 @@ def test_duration(seconds, text):
 @pytest.mark.parametrize(("bits", "text"), [(80.0, "10 B"), (8000.0, "1 kB"), (8e9, "1 GB"), (8e15, "1e+03 TB")])
 def test_size(bits, text):
     assert size(bits) == text
+
+
+def test_a_long_compilation_is_told():
+    text = io.StringIO()
+    with Display("study", 10, console=Console(file=text, width=100), quiet=0.05):
+        sleep(0.3)  # no round is done yet
+    assert text.getvalue() == "study: compiling\n"
+
+
+def test_a_short_one_is_not():
+    text = io.StringIO()
+    with Display("study", 10, console=Console(file=text, width=100)) as display:
+        display.update(1, [])
+    assert text.getvalue() == ""

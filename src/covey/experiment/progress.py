@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from threading import Timer, current_thread
 from time import monotonic
 
 from rich.console import Console
@@ -29,39 +30,59 @@ class Display:
         bits: float = 0.0,
         console: Console | None = None,
         clock: Callable[[], float] = monotonic,
+        quiet: float = _QUIET_SECONDS,
     ):
         self._console = Console(stderr=True) if console is None else console
         self._name, self._last, self._clock = name, last, clock
-        self._bits = bits
+        self._bits, self._quiet = bits, quiet
         self._newest: dict[str, float] = {}
         self._start = clock()
         self._line_at = -_SECONDS_BETWEEN_LINES
         self._marks: deque[tuple[float, int]] = deque()
         self._live: Progress | None = None
+        # The first rounds wait for their program to be compiled, which can take longer than the rounds.
+        self._patience = Timer(quiet, self._tell_of_compiling)
+        self._patience.daemon = True
 
     def __enter__(self) -> "Display":
+        self._patience.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop_waiting()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def update(self, number: int, records: list[Record]) -> None:
         """After a block of rounds: `number` are done, `records` are those of the block."""
+        self._stop_waiting()
         now = self._clock()
         for record in records:
             self._bits += (record.get("bits_up") or 0) + (record.get("bits_down") or 0)
             self._newest |= {key: value for key, value in record.items() if _is_metric(key) and value is not None}
         rate = self._rate(now, number)
-        if now - self._start < _QUIET_SECONDS:
+        if now - self._start < self._quiet:
             return
         if self._console.is_terminal:
-            self._show(number, rate)
+            self._show(number, f"{number}/{self._last}  {self._text(number, rate)}")
         elif now - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = now
-            line = f"{self._name}: round {number}/{self._last}, {self._text(number, rate)}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._say(f"{self._name}: round {number}/{self._last}, {self._text(number, rate)}")
+
+    def _stop_waiting(self) -> None:
+        self._patience.cancel()
+        if self._patience.is_alive() and self._patience is not current_thread():
+            self._patience.join()
+
+    def _tell_of_compiling(self) -> None:
+        if self._console.is_terminal:
+            self._show(0, "compiling")
+        else:
+            self._say(f"{self._name}: compiling")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _rate(self, now: float, number: int) -> float | None:
         """Rounds a second of late; None after the first block, whose time was mostly spent on compiling."""
@@ -71,7 +92,7 @@ class Display:
         then, before = self._marks[0]
         return (number - before) / (now - then) if now > then else None
 
-    def _show(self, number: int, rate: float | None) -> None:
+    def _show(self, number: int, text: str) -> None:
         if self._live is None:
             columns = (
                 TextColumn("{task.description}", markup=False),
@@ -82,7 +103,7 @@ class Display:
             self._live.add_task(self._name, total=self._last, text="")
             self._live.start()
         task = self._live.task_ids[0]
-        self._live.update(task, completed=number, text=f"{number}/{self._last}  {self._text(number, rate)}")
+        self._live.update(task, completed=number, text=text)
 
     def _text(self, number: int, rate: float | None) -> str:
         parts = [f"{rate:.3g} rounds/s", f"{duration((self._last - number) / rate)} left"] if rate else []
