@@ -31,6 +31,11 @@ class Stream(IntEnum):
 
 def root_key(seed: int) -> Key[Array, ""]:
     """The key of a run. Threefry, named: with `rbg` a batched draw depends on the batch, and engines would disagree."""
+    if not jax.threefry_partitionable.value:
+        raise ValueError(
+            "JAX's option jax_threefry_partitionable is off: draws would depend on the length of their array, and so results on "
+            "how clients are grouped; leave it on"
+        )
     return jax.random.key(seed, impl="threefry2x32")
 
 
