@@ -10,12 +10,14 @@ import optax
 from covey import models
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
 from covey.core.shard import all_rows
+from covey.kernels.langevin import sgld
 from covey.models import Normal
 
 
@@ -68,6 +70,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: fedavg(models.linear(), client_optimizer=SGD, batch_size=8),
     "mb_sgd": lambda: mb_sgd(models.linear(), batch_size=8),
     "fedprox": lambda: fedprox(models.linear(), proximal=0.1, client_optimizer=SGD, batch_size=8),
+    "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
 }
@@ -78,5 +81,9 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedavg-steps": lambda: fedavg(models.linear(), steps=5, batch_size=16),
     "fedavg-full-batch": lambda: fedavg(models.linear(), batch_size=None, epochs=3, weighting="equal"),
     "fedadam": lambda: fedavg(models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2),
+    "fedpop-sgld": lambda: fedpop(
+        models.mixed_linear(slopes=(2, 0)), step_size=1e-3, draws=3, burn_in=2, kernel=sgld(batch_size=8), prior="isotropic"
+    ),
+    "fedpop-map": lambda: fedpop(models.linear_map(effects=2), step_size=1e-3, draws=2, phi_prior=1.0, beta_prior=2.0),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from covey import models as models
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
+    from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
     from covey.algorithms.local import local as local
     from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
@@ -32,6 +33,7 @@ _PLACES = {
     "models": "covey.models",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
+    "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",

@@ -165,6 +165,13 @@ def test_an_override_of_a_missing_key_is_told(config):
             configuration.read(config, overrides=[wrong])
 
 
+def test_a_model_that_the_method_cannot_use_is_told(config):
+    with pytest.raises(
+        ConfigurationError, match="fedavg cannot use the model 'mixed_logistic'; it needs one of linear, logistic"
+    ):
+        configuration.read(config, overrides=["model.name='mixed_logistic'"])
+
+
 def test_the_seed_can_be_given_from_outside(config):
     assert configuration.read(config, seed=77).options["run"]["seed"] == 77
 

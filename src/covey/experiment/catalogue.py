@@ -7,6 +7,7 @@ import numpy as np
 
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
@@ -14,11 +15,15 @@ from covey.channel import half, identity
 from covey.core import cohort
 from covey.data import LOADERS, FederatedData, Loader
 from covey.experiment.options import Factory
-from covey.models import MODELS as MODELS
+from covey.models import MIXED_MODELS
+from covey.models import MODELS as PLAIN_MODELS
+
+MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS}
 
 METHODS: dict[str, Factory] = {
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
+    "fedpop": fedpop,
     "fedprox": fedprox,
     "local": local,
     "mb_sgd": mb_sgd,

@@ -5,6 +5,7 @@ cohort and channel have a `name` (see `catalogue`); their other keys are the opt
 checked before anything is loaded, and all mistakes are reported at once.
 """
 
+import inspect
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -131,6 +132,7 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
         configuration.options[place] = found.values
         chosen = {"name": given[place].get("name", _CHOICES[place][1])} if place in _CHOICES else {}
         configuration.tables[place] = chosen | found.table
+    errors += _misfit(factories)
     if errors:
         raise ConfigurationError("\n".join(errors))
     return configuration
@@ -177,6 +179,18 @@ def _options(place: str, factory: Factory) -> dict[str, Option]:
         return options_of(run, without=_NOT_IN_RUN)
     options = options_of(factory, without=("model",))
     return options | _PREPARATION if place == "data" else options
+
+
+def _misfit(factories: Mapping[str, Factory]) -> list[str]:
+    """A line where the method cannot use the kind of model that is made for it."""
+    if "method" not in factories or "model" not in factories:
+        return []
+    needed = inspect.signature(factories["method"], eval_str=True).parameters["model"].annotation
+    if inspect.signature(factories["model"], eval_str=True).return_annotation is needed:
+        return []
+    fitting = [name for name, make in MODELS.items() if inspect.signature(make, eval_str=True).return_annotation is needed]
+    method, model = factories["method"].__name__, factories["model"].__name__
+    return [f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"]
 
 
 def _set(tables: dict[str, Any], override: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
 from covey.models.linear import Linear, linear, logistic, poisson, softmax
 from covey.models.measure import measure
+from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
 from covey.models.model import Model, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
@@ -26,17 +27,28 @@ MODELS: dict[str, Callable[..., Model]] = {
 }
 """The catalogue: factories by name. The first line of a factory's docstring is its description."""
 
+MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
+    "mixed_linear": mixed_linear,
+    "mixed_logistic": mixed_logistic,
+    "mixed_poisson": mixed_poisson,
+    "linear_map": linear_map,
+}
+"""Models with random effects for each client, for the methods that know what to do with them."""
+
 __all__ = [
+    "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
     "Linear",
+    "MixedModel",
     "Model",
     "Normal",
     "Perceptron",
     "Poisson",
     "Predictive",
+    "averaged",
     "character_lstm",
     "cifar_cnn",
     "convolve",
@@ -44,10 +56,15 @@ __all__ = [
     "from_equinox",
     "from_function",
     "linear",
+    "linear_map",
     "logistic",
     "max_pool",
     "measure",
+    "mixed_linear",
+    "mixed_logistic",
+    "mixed_poisson",
     "mlp",
+    "own_parameters",
     "poisson",
     "softmax",
 ]

@@ -1,0 +1,130 @@
+"""Mixed models: an outcome depends on parameters phi that all clients share and on random effects z of its own client.
+
+The generalised linear ones add z to the coefficients of a generalised linear model: z_0 to the intercept, z_j to the weight of
+the j-th column that `slopes` names,
+
+    predictor = x'w + b + z_0 + sum_j z_j x_j.
+
+Where the effects have a mean of their own, as in FedPop, data tell only sums apart: the intercept of a typical client is
+b + mean_0 and its weight of such a column is w_j + mean_j. `own_parameters` gives these sums.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree, Shaped
+
+from covey.core.shard import Rows, Spec
+from covey.models.linear import Linear, linear, logistic, poisson
+from covey.models.model import Model, flat, flat_size, need_number
+from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+
+Slopes: TypeAlias = tuple[int, ...] | Literal["all"]
+
+
+class MixedModel(NamedTuple):
+    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's.
+
+    name: what reports call it.
+    init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a ValueError.
+    init_effects: (key, spec) -> z, a vector: the effects of a client about which nothing is known yet.
+    log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising constants.
+    predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a client with effects z.
+    """
+
+    name: str
+    init: Callable[[Key[Array, ""], Spec], PyTree]
+    init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]]
+    log_likelihood: Callable[[PyTree, Float[Array, " effects"], Rows], Float[Array, " rows"]]
+    predictive: Callable[[PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive]
+
+
+def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
+    """Linear regression with random intercepts, and random slopes of the columns `slopes`; noise as in `linear`."""
+    return _generalised("mixed_linear", linear(scale=scale), slopes)
+
+
+def mixed_logistic(*, slopes: Slopes = ()) -> MixedModel:
+    """Logistic regression with random intercepts, and random slopes of the columns `slopes`."""
+    return _generalised("mixed_logistic", logistic(), slopes)
+
+
+def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
+    """Poisson regression with random intercepts, and random slopes of the columns `slopes`."""
+    return _generalised("mixed_poisson", poisson(), slopes)
+
+
+def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
+    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise, phi a matrix."""
+    if effects < 1:
+        raise ValueError(f"linear_map: effects must be at least 1, got {effects}")
+    if scale <= 0:
+        raise ValueError(f"linear_map: scale is a standard deviation and must be above 0, got {scale:g}")
+
+    def init(key: Key[Array, ""], spec: Spec) -> Float[Array, "features effects"]:
+        need_number("linear_map", spec)
+        if effects > flat_size(spec):
+            raise ValueError(f"linear_map: {effects} effects are more than the {flat_size(spec)} columns of these rows")
+        return jax.random.orthogonal(key, flat_size(spec), m=effects)
+
+    def predictive(
+        phi: Float[Array, "features effects"], z: Float[Array, " effects"], x: Shaped[Array, " rows *columns"]
+    ) -> Normal:
+        mean = flat(x) @ (phi @ z)
+        return Normal(mean, jnp.full_like(mean, scale))
+
+    return _from_predictive("linear_map", init, lambda key, spec: jnp.zeros(effects), predictive)
+
+
+def own_parameters(phi: Linear, z: Float[Array, " effects"], slopes: Slopes = ()) -> Linear:
+    """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client."""
+    columns = slice(None) if slopes == "all" else jnp.array(slopes, int)
+    return Linear(phi.weight.at[columns].add(z[1:]), phi.bias + z[0])
+
+
+def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
+    """What draws of the effects predict together.
+
+    Labels: the mixture itself. Numbers: the Gaussian with the mixture's mean and variance. Counts: the Poisson with its mean.
+    """
+    members = jax.vmap(predictive)(draws)
+    if isinstance(members, Categorical):
+        return Categorical.average(members.log_probability)
+    if isinstance(members, Normal):
+        variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
+        return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
+    return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+
+
+def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
+    """A generalised linear model whose client has coefficients of its own."""
+    if slopes != "all" and len(set(slopes)) < len(slopes):
+        raise ValueError(f"{name}: slopes names a column twice: {slopes}")
+
+    def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " effects"]:
+        columns = flat_size(spec)
+        wrong = [column for column in slopes if not 0 <= column < columns] if slopes != "all" else []
+        if wrong:
+            raise ValueError(f"{name}: slopes are columns 0 to {columns - 1} of these rows, got {wrong[0]}")
+        return jnp.zeros(1 + (columns if slopes == "all" else len(slopes)))
+
+    def predictive(phi: Linear, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
+        return base.predictive(own_parameters(phi, z, slopes), x)
+
+    return _from_predictive(name, base.init, init_effects, predictive)
+
+
+def _from_predictive(
+    name: str,
+    init: Callable[[Key[Array, ""], Spec], PyTree],
+    init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]],
+    predictive: Callable[[PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive],
+) -> MixedModel:
+    """The model whose log-likelihood is its predictive's log-probability: one formula for learning and for scoring."""
+
+    def log_likelihood(phi: PyTree, z: Float[Array, " effects"], rows: Rows) -> Float[Array, " rows"]:
+        return predictive(phi, z, rows.x).log_prob(rows.y)
+
+    return MixedModel(name, init, init_effects, log_likelihood, predictive)

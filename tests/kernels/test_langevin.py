@@ -1,0 +1,54 @@
+"""Langevin kernels, one transition at a time; their chains are tested with the methods that run them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from covey.core.shard import Shard
+from covey.kernels.langevin import Posterior, chain, sgld, ula
+
+STEP = 0.01
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("batch_size", [None, 4], ids=["ula", "sgld"])
+def test_a_transition_is_a_step_up_the_gradient_and_noise(batch_size):
+    """From one point, many times; whatever the capacity of the shard. A chain without noise fails."""
+    kernel = ula() if batch_size is None else sgld(batch_size=batch_size)
+    x = np.random.default_rng(0).normal(2.0, 1.0, 7)
+    point, number = jnp.array(0.4), 20_000
+    slope, rows_slope = float(np.sum(x - 0.4) - 0.4), x - 0.4
+
+    def moved(capacity, keys):
+        data = Shard(jnp.concatenate([x, jnp.full(5, 99.0)]), jnp.int32(0), jnp.int32(7), capacity)
+        posterior = Posterior(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
+        return np.asarray(jax.jit(jax.vmap(lambda key: kernel(key, posterior, point, STEP)))(keys)) - 0.4
+
+    keys = jax.random.split(jax.random.key(2), number)
+    ends = moved(7, keys)
+    np.testing.assert_allclose(moved(12, keys), ends, rtol=1e-12)
+    # The variance of a gradient of 4 of the 7 rows, drawn without replacement; of all rows there is none.
+    minibatch = 0.0 if batch_size is None else 7**2 * rows_slope.var(ddof=1) / 4 * (1 - 4 / 7)
+    variance = 2 * STEP + STEP**2 * minibatch
+    assert abs(ends.mean() - STEP * slope) < 4 * np.sqrt(variance / number)
+    assert abs(ends.var() / variance - 1) < 4 * np.sqrt(2 / number)
+
+
+def test_a_chain_keeps_its_last_states():
+    data = Shard(jnp.ones(3), jnp.int32(0), jnp.int32(3), 3)
+    posterior = Posterior(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
+    every = chain(jax.random.key(0), ula(), posterior, jnp.zeros(()), step_size=STEP, burn_in=0, draws=7)
+    some = chain(jax.random.key(0), ula(), posterior, jnp.zeros(()), step_size=STEP, burn_in=4, draws=3)
+    np.testing.assert_array_equal(some, every[4:])
+    assert len(np.unique(every)) == 7
+
+
+def test_a_batch_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        sgld(batch_size=0)
