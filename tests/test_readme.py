@@ -14,11 +14,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_python_example_runs():
-    (code,) = blocks("python")
+def test_the_python_examples_run():
     names: dict = {}
-    exec(code, names)
+    for code in blocks("python"):
+        exec(code, names)
     assert names["run"].round == 150
+    draws = {name: names["fit"].posterior.draws(name, 200).mean() for name in ("cleveland", "switzerland")}
+    assert draws["switzerland"] > draws["cleveland"]  # almost every patient there is ill
     assert names["run"].predict(names["new"].rows.x[:5], client="va", data=names["new"]).mean.shape == (5, 2)
 
 
