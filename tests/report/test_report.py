@@ -55,13 +55,14 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch):
     text = StringIO()
     demo.main(tmp_path, Console(file=text, width=100))
     lines = pd.read_csv(tmp_path / "results.csv")
-    assert len(lines) == 2 * 4 * 3
-    assert set(lines["method"]) == {"local", "federated", "pooled"}
+    assert len(lines) == 2 * 4 * 4
+    assert set(lines["method"]) == {"local", "federated", "mixed effects", "pooled"}
     assert "va*" in set(lines["hospital"])
     means = lines.groupby(["hospital", "method"])["accuracy"].mean()
     for hospital, method in (("cleveland", "federated"), ("va*", "local")):
         assert f"{means[hospital, method]:.3f}" in text.getvalue()
     assert means["cleveland", "federated"] > 0.7
+    assert means["switzerland", "mixed effects"] > means["switzerland", "federated"]
     assert (tmp_path / "figure.html").stat().st_size > 1e6
     # 14 numbers down, 14 and a weight up, 3 hospitals, 20 rounds, 32 bits each
     assert f"sent {29 * 3 * 20 * 4 / 1e3:.0f} kB" in text.getvalue()

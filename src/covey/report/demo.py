@@ -1,7 +1,8 @@
 """`covey demo`: four hospitals and a heart-disease table that none of them would hand over.
 
 Three hospitals learn together; the fourth was never part of it. For each, a logistic regression trained on its own patients
-alone, one trained by federated averaging, and one on the pooled rows, which privacy forbids and the others are measured by.
+alone, one trained by federated averaging, one with an intercept of its own for each hospital (FedPop), and one on the pooled
+rows, which privacy forbids and the others are measured by.
 The divisions into training and test patients are repeated, as a hospital's test set alone is small.
 """
 
@@ -15,16 +16,17 @@ from rich.progress import track
 from rich.table import Table
 
 from covey.algorithms.fedavg import fedavg
+from covey.algorithms.fedpop import fedpop
 from covey.algorithms.local import local
 from covey.data.loaders import load
 from covey.experiment import durable
 from covey.experiment.run import run
-from covey.models import logistic
+from covey.models import logistic, mixed_logistic
 from covey.report.figures import grouped_bars
 
 NEW = "va"
 MEASURES = {"accuracy": "higher is better", "nll": "lower is better", "ece": "lower is better"}
-METHODS = ("local", "federated", "pooled")
+METHODS = ("local", "federated", "mixed effects", "pooled")
 ROUNDS, SPLITS = 60, 5
 
 
@@ -45,9 +47,10 @@ def main(out: Path, console: Console | None = None) -> None:
     outcome = compare(console)
     console.print(table_of(outcome.lines))
     console.print(
-        f"The federation sent {outcome.bits / 8e3:.0f} kB in {ROUNDS} rounds: parameters, never patients. Means ± standard "
+        f"Federated averaging sent {outcome.bits / 8e3:.0f} kB in {ROUNDS} rounds: parameters, never patients. Means ± standard "
         f"deviations over {SPLITS} divisions into training and test patients. {NEW}* joined after the learning was done: there, "
-        "local is a model of its own rows alone; federated and pooled are the others' models as they are.\n"
+        "local is a model of its own rows alone, federated and pooled are the others' models as they are, and mixed effects "
+        "keeps what the others share and draws an intercept from its own rows.\n"
     )
     panels = {name: by_hospital(outcome.lines, name, "mean") for name in MEASURES}
     figure = grouped_bars(panels, title="Heart disease in four hospitals: test patients", notes=MEASURES)
@@ -68,9 +71,11 @@ def compare(console: Console) -> Outcome:
         step = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.05, momentum=0.9))
         alone = local(logistic(), client_optimizer=step, adapt_epochs=ROUNDS)
         together = fedavg(logistic(), client_optimizer=step)
+        mixed = fedpop(mixed_logistic(), step_size=0.02, draws=100, burn_in=20, phi_prior=2.0)
         runs = {
             "local": run(alone, hospitals, rounds=ROUNDS, seed=seed, progress=False),
             "federated": run(together, hospitals, rounds=ROUNDS, seed=seed, progress=False),
+            "mixed effects": run(mixed, hospitals, rounds=3 * ROUNDS, seed=seed, progress=False),
             "pooled": run(together, hospitals.pooled(), rounds=ROUNDS, seed=seed, progress=False),
         }
         bits = int(runs["federated"].metrics[["bits_up", "bits_down"]].to_numpy().sum())
@@ -97,7 +102,7 @@ def table_of(lines: pd.DataFrame) -> Table:
     for measure, note in MEASURES.items():
         table.add_column(f"{measure}\n[dim]{note}[/]", justify="right")
     for hospital, patients in lines.groupby("hospital", sort=False)["test_rows"].first().items():
-        labels = iter((str(hospital), f"[dim]{patients} patients[/]", ""))
+        labels = iter((str(hospital), f"[dim]{patients} patients[/]", "", ""))
         for method in METHODS:
             cells = []
             for measure, note in MEASURES.items():
