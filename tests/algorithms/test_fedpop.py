@@ -101,7 +101,7 @@ def test_draws_are_those_of_the_posterior(theta, batch_size):
     assert np.all(np.abs(chains.mean(0) - CLIENT.mean) < 4 * chains.std(0) / np.sqrt(KEYS))
     spread = draws.reshape(-1, 2).std(0)
     if batch_size is None:
-        np.testing.assert_allclose(spread, np.sqrt(np.diag(CLIENT.of_the_chain)), rtol=0.02)
+        np.testing.assert_allclose(spread, np.sqrt(np.diag(CLIENT.of_the_chain)), rtol=0.03)
         np.testing.assert_allclose(spread, np.sqrt(np.diag(CLIENT.covariance)), rtol=0.12)
     else:  # minibatches add noise of their own
         assert np.all(spread > np.sqrt(np.diag(CLIENT.of_the_chain)))
@@ -120,14 +120,12 @@ def test_a_client_goes_on_where_it_ended(theta):
 
 
 def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
-    fed = method(
-        phi_optimizer=optax.sgd(0.1), beta_optimizer=optax.sgd(1.0), phi_prior=2.0, beta_prior=0.5, scale_bounds=(0.4, 2.0)
-    )
+    ascent = {"phi_optimizer": optax.sgd(0.1), "beta_optimizer": optax.sgd(1.0)}
+    fed = method(phi_prior=2.0, beta_prior=0.5, scale_bounds=(0.4, 2.0), **ascent)
     start = fed.init(jax.random.key(0), Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float))))
     slope = Population(Linear(jnp.array([1.0, -2.0]), jnp.array(3.0)), Effects(jnp.array([0.1, 0.2]), jnp.array([9.0, -9.0])))
-    found = fed.server(jax.random.key(0), start._replace(theta=theta), Aggregate(slope, None, jnp.ones(()), jnp.ones(())))[
-        0
-    ].theta
+    aggregate = Aggregate(weighted=slope, plain=None, weight=jnp.ones(()), count=jnp.ones(()))
+    found = fed.server(jax.random.key(0), start._replace(theta=theta), aggregate)[0].theta
     expected = THETA.phi.weight + 0.1 * (np.array([1.0, -2.0]) - THETA.phi.weight / 4)
     np.testing.assert_allclose(found.phi.weight, expected)
     np.testing.assert_allclose(found.beta.mean, THETA.beta.mean + np.array([0.1, 0.2]) - THETA.beta.mean / 0.25)
@@ -204,9 +202,7 @@ def maximum_likelihood(clients, slopes, noise=None):
 
 
 def fitted(clients, *, slopes, noise, rounds, **options):
-    data = FederatedData.from_clients(
-        {f"site{place}": (x.astype(np.float32), y.astype(np.float32)) for place, (x, y) in enumerate(clients)}
-    )
+    data = FederatedData.from_clients({f"site{place}": (x, y) for place, (x, y) in enumerate(clients)})
     steps = [optax.adam(optax.cosine_decay_schedule(0.1, rounds)) for _ in range(2)]
     model = models.mixed_linear(scale=noise, slopes=slopes)
     fed = fedpop(model, phi_optimizer=steps[0], beta_optimizer=steps[1], **options)
@@ -220,9 +216,9 @@ def test_the_fit_is_the_maximum_of_the_marginal_likelihood():
     rng, clients = np.random.default_rng(9), []
     for rows in rng.integers(3, 11, 60):
         x = rng.normal(size=(rows, 1))
-        clients.append((x, 1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 0.5 * rng.normal(size=rows)))
-    exact = maximum_likelihood(clients, (), noise=0.5)
-    found = fitted(clients, slopes=(), noise=0.5, rounds=400, step_size=0.005, draws=20)
+        clients.append((x, 1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 1.5 * rng.normal(size=rows)))
+    exact = maximum_likelihood(clients, (), noise=1.5)
+    found = fitted(clients, slopes=(), noise=1.5, rounds=400, step_size=0.02, draws=20)
     for name in ("weight", "bias", "scale"):
         np.testing.assert_allclose(getattr(found, name), getattr(exact, name), rtol=0.02, err_msg=name)
 
@@ -243,7 +239,6 @@ def test_sleepstudy(data_dir):
     ("options", "message"),
     [
         ({"draws": 0}, "draws must be at least 1, got 0"),
-        ({"adapt_burn_in": -1}, "adapt_burn_in must be at least 0, got -1"),
         ({"phi_prior": 0.0}, "phi_prior must be above 0, got 0"),
         ({"initial_scale": 1e3}, "initial_scale must lie within scale_bounds"),
     ],
