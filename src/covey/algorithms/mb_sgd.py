@@ -9,11 +9,10 @@ returns the gradient of its mean loss at the broadcast parameters, and the serve
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Key
 
 from covey.algorithms.fedavg import Info, Weighting, averaging
 from covey.core.algorithm import Algorithm
-from covey.core.shard import Batch, Shard, all_rows, shuffled
+from covey.core.shard import some_rows
 from covey.kernels.descent import mean_gradient, schedule
 from covey.models.model import Model
 
@@ -31,15 +30,7 @@ def mb_sgd(
     optimizer = optax.sgd(0.1) if server_optimizer is None else server_optimizer
 
     def solve(key, parameters, data):
-        loss, slope = gradient(parameters, draw(key, data, plan.batch_size))
+        loss, slope = gradient(parameters, some_rows(key, data, plan.batch_size))
         return slope, Info(loss, jnp.minimum(data.count, 1))
 
     return averaging("mb_sgd", model, solve, server_optimizer=optimizer, weighting=weighting)
-
-
-def draw(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch:
-    """One minibatch without replacement."""
-    if batch_size is None or batch_size >= data.capacity:
-        return all_rows(data)
-    index = shuffled(key, data)[:batch_size]
-    return Batch(data.take(index), index < data.count)

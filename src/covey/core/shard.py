@@ -106,6 +106,14 @@ def fold_batches(data: Shard, batch_size: int, step: Callable[[Carry, Batch], Ca
     return jax.lax.fori_loop(0, passes, body, carry)
 
 
+def some_rows(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch:
+    """One minibatch of the client's rows, drawn without replacement; None, or more than there are, takes all."""
+    if batch_size is None or batch_size >= data.capacity:  # every row, in whatever order
+        return all_rows(data)
+    index = shuffled(key, data)[:batch_size]
+    return Batch(data.take(index), index < data.count)
+
+
 def all_rows(data: Shard) -> Batch:
     """Every row of the client in one batch, padded to the capacity."""
     index = jnp.arange(data.capacity)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from blackjax.sgmcmc.diffusions import overdamped_langevin
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.core.shard import Batch, Shard, all_rows, shuffled
+from covey.core.shard import Batch, Shard, all_rows, some_rows
 
 
 class Posterior(NamedTuple):
@@ -60,7 +60,7 @@ def sgld(*, batch_size: int) -> Kernel:
 
     def kernel(key, posterior, z, step_size):
         choose, noise = jax.random.split(key)
-        batch = _some_rows(choose, posterior.data, batch_size)
+        batch = some_rows(choose, posterior.data, batch_size)
         return move(noise, z, jax.grad(posterior.log_density)(z, batch), step_size)
 
     return kernel
@@ -80,9 +80,3 @@ def chain(
 
     begin = jax.lax.fori_loop(0, burn_in, step, start)
     return jax.lax.scan(kept, begin, burn_in + jnp.arange(draws))[1]
-
-
-def _some_rows(key: Key[Array, ""], data: Shard, batch_size: int) -> Batch:
-    if data.capacity <= batch_size:  # every row, in whatever order
-        return all_rows(data)
-    return Batch(data.take(shuffled(key, data)[:batch_size]), jnp.arange(batch_size) < data.count)
