@@ -7,6 +7,7 @@ of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your ow
 from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
+from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
 from covey.models.linear import Linear, linear, logistic, poisson, softmax
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
@@ -36,11 +37,13 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
 """Models with random effects for each client, for the methods that know what to do with them."""
 
 __all__ = [
+    "LAWS",
     "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
+    "Law",
     "Linear",
     "MixedModel",
     "Model",
@@ -52,9 +55,12 @@ __all__ = [
     "character_lstm",
     "cifar_cnn",
     "convolve",
+    "energy",
     "femnist_cnn",
+    "fixed",
     "from_equinox",
     "from_function",
+    "gaussian",
     "linear",
     "linear_map",
     "logistic",
@@ -63,6 +69,7 @@ __all__ = [
     "mixed_linear",
     "mixed_logistic",
     "mixed_poisson",
+    "mixture",
     "mlp",
     "own_parameters",
     "poisson",

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Rows, Spec
+from covey.models.effects import Law
 from covey.models.linear import Linear, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
@@ -25,13 +26,16 @@ Slopes: TypeAlias = tuple[int, ...] | Literal["all"]
 
 
 class MixedModel(NamedTuple):
-    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's.
+    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's, unless the model has its own.
 
     name: what reports call it.
     init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a ValueError.
     init_effects: (key, spec) -> z, a vector: the effects of a client about which nothing is known yet.
     log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising constants.
     predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a client with effects z.
+    log_prior: (phi) -> log p(phi) up to a constant; None is flat.
+    law: the law of the effects, whose parameters are then phi; None leaves it to the method.
+    describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
     """
 
     name: str
@@ -39,6 +43,9 @@ class MixedModel(NamedTuple):
     init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]]
     log_likelihood: Callable[[PyTree, Float[Array, " effects"], Rows], Float[Array, " rows"]]
     predictive: Callable[[PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive]
+    log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
+    law: Law | None = None
+    describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
 
 
 def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
