@@ -212,11 +212,13 @@ def fedpop(
         return posterior._replace(draws=jnp.where(data.count == 0, from_prior, posterior.draws))
 
     def more(key, down, personal, data, number):
-        """A chain of its own, from one of the draws that the client kept."""
+        """A chain of its own from one of the draws that the client kept, in the terms of the model where it has such."""
         choose, walk = jax.random.split(key)
         start = personal.draws[jax.random.randint(choose, (), 0, draws)]
         chained = sample(walk, down, data, start, personal.memory, burn_in=burn_in, draws=number).draws
-        return jnp.where(data.count == 0, law.draws(walk, of_law(down.theta), number), chained)
+        effects = jnp.where(data.count == 0, law.draws(walk, of_law(down.theta), number), chained)
+        describe = model.describe
+        return effects if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(effects)
 
     return Algorithm(
         name="fedpop",

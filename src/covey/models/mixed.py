@@ -87,8 +87,7 @@ def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
 
 def own_parameters(phi: Linear, z: Float[Array, " effects"], slopes: Slopes = ()) -> Linear:
     """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client."""
-    columns = slice(None) if slopes == "all" else jnp.array(slopes, int)
-    return Linear(phi.weight.at[columns].add(z[1:]), phi.bias + z[0])
+    return Linear(phi.weight.at[_columns(slopes)].add(z[1:]), phi.bias + z[0])
 
 
 def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
@@ -103,6 +102,10 @@ def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws
         variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
         return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
     return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+
+
+def _columns(slopes: Slopes) -> slice | Array:
+    return slice(None) if slopes == "all" else jnp.array(slopes, int)
 
 
 def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
@@ -120,7 +123,12 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
     def predictive(phi: Linear, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
         return base.predictive(own_parameters(phi, z, slopes), x)
 
-    return _from_predictive(name, base.init, init_effects, predictive)
+    def describe(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+        own = own_parameters(phi, z, slopes)
+        personal = {"intercept": own.bias}
+        return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(slopes)]}
+
+    return _from_predictive(name, base.init, init_effects, predictive)._replace(describe=describe)
 
 
 def _from_predictive(
