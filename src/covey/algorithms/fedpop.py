@@ -139,8 +139,9 @@ def fedpop(
         return Personal(*chain(key, transition, posterior, start, memory, step_size=step_size, burn_in=burn_in, draws=draws))
 
     def init(key, spec):
-        shared, personal, others, particles = jax.random.split(key, 4)
-        phi, start = model.init(shared, spec), model.init_effects(personal, spec)
+        network, others, particles = jax.random.split(key, 3)
+        # One key for both: the body and the head of a network should be of the same draw.
+        phi, start = model.init(network, spec), model.init_effects(network, spec)
         _name_limit(model, phi, start)
         theta = Population(phi, Empty() if model.law is not None else law.init(others, start, spec))
         return State(

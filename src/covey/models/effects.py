@@ -45,6 +45,7 @@ class Law(NamedTuple):
     project: (beta) -> beta within its bounds.
     normaliser: None where log_density is complete.
     learned: whether beta is learned; if not, nothing of it is sent.
+    describe: (beta) -> {name: value}: how clients differ, as users know it; None where beta is all there is.
     """
 
     init: Callable[[Key[Array, ""], Float[Array, " effects"], Spec], PyTree]
@@ -54,6 +55,7 @@ class Law(NamedTuple):
     project: Callable[[PyTree], PyTree] = lambda beta: beta
     normaliser: Normaliser | None = None
     learned: bool = True
+    describe: Callable[[PyTree], dict[str, Array]] | None = None
 
 
 class Gaussian(NamedTuple):
@@ -140,6 +142,7 @@ def gaussian(
         start=lambda beta: beta.mean,
         draws=draws,
         project=lambda beta: _clipped(beta, scale_bounds),
+        describe=_deviations,
     )
 
 
@@ -253,6 +256,13 @@ def fixed(*, scale: float = 1.0) -> Law:
 
 LAWS: dict[str, Callable[..., Law]] = {"gaussian": gaussian, "mixture": mixture, "energy": energy, "fixed": fixed}
 """Laws by name."""
+
+
+def _deviations(beta: Gaussian | Correlated) -> dict[str, Array]:
+    if isinstance(beta, Gaussian):
+        return {"deviation": jnp.exp(beta.log_scale)}
+    deviation = jnp.sqrt(jnp.diagonal(beta.covariance))
+    return {"deviation": deviation, "correlation": beta.covariance / jnp.outer(deviation, deviation)}
 
 
 def _check_scales(name: str, initial: float, bounds: tuple[float, float]) -> None:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Rows, Spec
@@ -36,6 +37,7 @@ class MixedModel(NamedTuple):
     log_prior: (phi) -> log p(phi) up to a constant; None is flat.
     law: the law of the effects, whose parameters are then phi; None leaves it to the method.
     describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
+    coefficients: (phi, z) -> {name: value}: all that a client with effects z has, shared ones too; None if these have no names.
     """
 
     name: str
@@ -46,6 +48,7 @@ class MixedModel(NamedTuple):
     log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
     law: Law | None = None
     describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
+    coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
 
 
 def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
@@ -63,8 +66,11 @@ def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
     return _generalised("mixed_poisson", poisson(), slopes)
 
 
-def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
-    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise, phi a matrix."""
+def linear_map(*, effects: int, scale: float = 1.0, start: np.ndarray | None = None) -> MixedModel:
+    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise, phi a matrix.
+
+    phi starts at `start`, or with random orthonormal columns; `spectral_start` gives a better one.
+    """
     if effects < 1:
         raise ValueError(f"linear_map: effects must be at least 1, got {effects}")
     if scale <= 0:
@@ -74,6 +80,10 @@ def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
         need_number("linear_map", spec)
         if effects > flat_size(spec):
             raise ValueError(f"linear_map: {effects} effects are more than the {flat_size(spec)} columns of these rows")
+        if start is not None:
+            if start.shape != (flat_size(spec), effects):
+                raise ValueError(f"linear_map: start must have shape {(flat_size(spec), effects)}, got {start.shape}")
+            return jnp.asarray(start, float)
         return jax.random.orthogonal(key, flat_size(spec), m=effects)
 
     def predictive(
@@ -128,7 +138,12 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
         personal = {"intercept": own.bias}
         return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(slopes)]}
 
-    return _from_predictive(name, base.init, init_effects, predictive)._replace(describe=describe)
+    def coefficients(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+        own = own_parameters(phi, z, slopes)
+        return {"intercept": own.bias, "weights": own.weight}
+
+    model = _from_predictive(name, base.init, init_effects, predictive)
+    return model._replace(describe=describe, coefficients=coefficients)
 
 
 def _from_predictive(
