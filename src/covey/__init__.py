@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from covey import models as models
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
+    from covey.algorithms.fedper import fedper as fedper
     from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
+    from covey.algorithms.fedrep import fedrep as fedrep
     from covey.algorithms.local import local as local
     from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
     from covey.core import cohort as cohort
@@ -35,8 +37,10 @@ _PLACES = {
     "models": "covey.models",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
+    "fedper": "covey.algorithms.fedper:fedper",
     "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
+    "fedrep": "covey.algorithms.fedrep:fedrep",
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
     "Faults": "covey.core.faults:Faults",

@@ -135,6 +135,74 @@ def test_a_split_refuses_bad_fractions(validation, test):
         ragged([5]).split(validation, test, seed=0)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    most=st.integers(1, 30),
+    few=st.integers(1, 30),
+    share=st.floats(0.01, 1.0),
+    seed=st.integers(0, 2**63),
+)
+def test_limits_drop_training_rows_and_nothing_else(counts, most, few, share, seed):
+    data = ragged(counts).split(0.1, 0.3, seed=seed)
+    few = min(few, most)
+    small = data.limited(train_rows=most, few_rows=few, few_share=share, seed=seed)
+    sizes, before = small.counts("train"), data.counts("train")
+    is_few = sizes != np.minimum(before, most)
+    assert np.array_equal(sizes[is_few], np.minimum(before, few)[is_few])
+    assert is_few.sum() <= int(np.floor(share * len(counts) + 0.5))
+    for position in range(len(counts)):
+        assert as_set(rows_of(small, position, "train").x) <= as_set(rows_of(data, position, "train").x)
+        assert len(as_set(rows_of(small, position, "train").x)) == sizes[position]
+        for part in ("validation", "test"):
+            assert np.array_equal(rows_of(small, position, part).x, rows_of(data, position, part).x)
+    assert len(small.rows.y) == small.bounds[-1, 3]
+    assert as_set(np.c_[small.rows.x, small.rows.y]) <= as_set(np.c_[data.rows.x, data.rows.y])
+
+
+def test_few_rows_are_for_a_share_of_the_clients():
+    data = ragged([20] * 1000)
+    small = data.limited(train_rows=15, few_rows=5, few_share=0.3, seed=2)
+    assert dict(zip(*np.unique(small.counts("train"), return_counts=True), strict=True)) == {5: 300, 15: 700}
+    only = data.limited(few_rows=5, few_share=0.1, seed=2)
+    assert np.bincount(only.counts("train"))[[5, 20]].tolist() == [100, 900]
+    assert np.all(small.counts("train")[only.counts("train") == 5] == 5)  # a larger share has more clients, not others
+    # Which are few is drawn: of the first half there are 150 on average, with hypergeometric variance 52.6.
+    assert abs(np.sum(small.counts("train")[:500] == 5) - 150) < 4.5 * np.sqrt(52.6)
+    assert not np.array_equal(
+        small.counts("train"), data.limited(train_rows=15, few_rows=5, few_share=0.3, seed=3).counts("train")
+    )
+    # Fewer rows are some of the more; every row of a client is as likely to stay, 250 times with variance 187.5.
+    fewer = data.limited(train_rows=5, seed=2)
+    assert as_set(fewer.rows.x) < as_set(data.limited(train_rows=6, seed=2).rows.x)
+    times = np.bincount(fewer.rows.x[:, 1].astype(int), minlength=20)
+    assert np.all(np.abs(times - 250) < 4.5 * np.sqrt(187.5))
+
+
+def test_a_limit_after_a_split_of_the_same_seed_is_still_fair():
+    # By the same tickets twice, the first row of each client would stay twice as often as the others.
+    kept = ragged([4] * 4000).split(0.0, 0.0, seed=7).limited(train_rows=1, seed=7)
+    times = np.bincount(kept.rows.x[:, 1].astype(int), minlength=4)
+    assert np.all(np.abs(times - 1000) < 4.5 * np.sqrt(4000 * 0.25 * 0.75))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({}, "give train_rows, or few_rows and few_share"),
+        ({"train_rows": 0}, "train_rows must be at least 1, got 0"),
+        ({"few_rows": 0, "few_share": 0.5}, "few_rows must be at least 1, got 0"),
+        ({"few_rows": 3}, r"goes with a few_share in \(0, 1\], got few_rows=3, few_share=0.0"),
+        ({"train_rows": 3, "few_share": 0.5}, "got few_rows=None, few_share=0.5"),
+        ({"few_rows": 3, "few_share": 1.5}, "got few_rows=3, few_share=1.5"),
+        ({"few_rows": 4, "few_share": 0.5, "train_rows": 3}, "few_rows=4 is more than train_rows=3"),
+    ],
+)
+def test_limits_that_are_refused(limits, message):
+    with pytest.raises(ValueError, match=message):
+        ragged([5]).limited(**limits, seed=0)
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_subset_keeps_ids_names_parts_and_rows(data):

@@ -142,6 +142,27 @@ def test_the_split_follows_the_seed_unless_it_has_its_own():
     assert np.array_equal(rows(data__split_seed=7), rows(data__split_seed=7, run__seed=2))
 
 
+def test_training_rows_can_be_limited():
+    options = {"data__train_rows": 50, "data__few_rows": 10, "data__few_share": 0.5}
+    data = configuration.build(configuration.checked(tables(**options))).data
+    assert sorted(data.counts("train")) == [10, 10, 50, 50]
+    whole = configuration.build(configuration.checked(tables())).data
+    assert np.array_equal(data.counts("test"), whole.counts("test"))
+    with pytest.raises(ValueError, match="few_rows goes with a few_share"):
+        configuration.build(configuration.checked(tables(data__few_share=0.5)))
+
+
+@pytest.mark.parametrize(
+    ("given", "personal"), [("output", "output"), (["hidden.0", "output"], ("hidden.0", "output")), ([], ())]
+)
+def test_a_configuration_names_the_personal_layers(given, personal):
+    changes = {"model": {"name": "mixed_mlp", "hidden": [3, 2], "personal": given}, "method": {"name": "fedrep"}}
+    read = configuration.checked(tables(**changes))
+    assert read.options["model"]["personal"] == personal
+    assert configuration.checked(read.tables).tables == read.tables
+    assert configuration.build(read).method.name == "fedrep"
+
+
 @pytest.mark.parametrize(
     ("override", "table", "key", "value"),
     [

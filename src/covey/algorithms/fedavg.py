@@ -88,8 +88,7 @@ def averaging(
     weighting: Weighting,
 ) -> Algorithm:
     """The frame that FedAvg shares with its relatives: they differ in how a client solves its local problem."""
-    if weighting not in ("rows", "equal"):
-        raise ValueError(f"weighting must be 'rows' or 'equal', got {weighting!r}")
+    check_weighting(weighting)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
     def init(key, spec):
@@ -124,6 +123,12 @@ def averaging(
 def change(parameters: PyTree, end: Descent) -> tuple[PyTree, Info]:
     """Delta_i = theta - theta_i."""
     return jax.tree.map(jnp.subtract, parameters, end.parameters), Info(end.loss, end.steps)
+
+
+def check_weighting(weighting: str) -> None:
+    """There are two ways to weigh clients."""
+    if weighting not in ("rows", "equal"):
+        raise ValueError(f"weighting must be 'rows' or 'equal', got {weighting!r}")
 
 
 def client_weight(data: Shard, weighting: Weighting) -> Float[Array, ""]:

@@ -248,16 +248,35 @@ class FederatedData:
         if min(validation, test) < 0 or validation + test >= 1:
             raise ValueError(f"fractions must be at least 0 and add up to less than 1, got {validation=}, {test=}")
         starts, sizes = self.bounds[:, 0], self.bounds[:, 3] - self.bounds[:, 0]
-        number = np.arange(sizes.sum()) - np.repeat(starts, sizes)
-        tickets = _hash(np.repeat(_hash(_hash(_words(seed)) + _words(self.ids)), sizes) + _words(number))
-        position = np.repeat(np.arange(self.clients, dtype=np.uint64), sizes)
-        # One sort key, the client in its upper 31 bits and the ticket below: far faster than a sort by two keys.
-        order = np.argsort((position << np.uint64(33)) | (tickets >> np.uint64(31)), kind="stable")
+        order = _shuffled(_of_clients(seed, self.ids), sizes)
         spare = np.maximum(sizes - 1, 0)
         to_test = np.minimum(np.floor(sizes * test + 0.5).astype(np.int64), spare)
         to_validation = np.minimum(np.floor(sizes * validation + 0.5).astype(np.int64), spare - to_test)
         ends = self.bounds[:, 3]
         bounds = np.stack([starts, ends - to_test - to_validation, ends - to_test, ends], axis=1)
+        return replace(self, rows=_take(self.rows, order), bounds=bounds)
+
+    def limited(
+        self, *, train_rows: int | None = None, few_rows: int | None = None, few_share: int | float = 0.0, seed: int
+    ) -> "FederatedData":
+        """At most `train_rows` training rows a client, and at most `few_rows` for a share `few_share` of the clients.
+
+        Clients and rows are drawn at random from the seed; the other training rows are dropped, validation and test rows stay.
+        With the same seed, a smaller limit keeps some of the rows of a larger one, and a smaller share has some of its clients.
+        """
+        _check_limits(train_rows, few_rows, few_share)
+        trained = self.counts("train")
+        # Hashed once more than for a split: of the same seed, both would otherwise order the rows by the same tickets.
+        own = _hash(_of_clients(seed, self.ids))
+        most = np.full(self.clients, np.iinfo(np.int64).max if train_rows is None else train_rows)
+        if few_rows is not None:
+            most[np.argsort(own, kind="stable")[: int(np.floor(few_share * self.clients + 0.5))]] = few_rows
+        kept = np.minimum(trained, most)
+        first = _shuffled(own, trained)[_ranges(np.cumsum(trained) - trained, kept)]
+        others = _ranges(self.bounds[:, 1], self.bounds[:, 3] - self.bounds[:, 1])
+        order = np.sort(np.concatenate([_ranges(self.starts("train"), trained)[first], others]))
+        bounds = self.bounds - np.cumsum(trained - kept)[:, None]
+        bounds[:, 0] += trained - kept
         return replace(self, rows=_take(self.rows, order), bounds=bounds)
 
     def subset(self, positions: Values) -> "FederatedData":
@@ -336,6 +355,31 @@ def _check_lengths(rows: PyTree, counts: Int64[np.ndarray, " clients"]) -> None:
         raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
     if not counts.sum():
         raise ValueError("there are no rows at all")
+
+
+def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
+    if train_rows is None and few_rows is None:
+        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
+    if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
+        raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
+    for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
+        if rows is not None and rows < 1:
+            raise ValueError(f"limited: {name} must be at least 1, got {rows}")
+    if train_rows is not None and few_rows is not None and few_rows > train_rows:
+        raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
+
+
+def _of_clients(seed: int, ids: Int64[np.ndarray, " clients"]) -> np.ndarray:
+    """A random word for each client."""
+    return _hash(_hash(_words(seed)) + _words(ids))
+
+
+def _shuffled(words: np.ndarray, counts: Int64[np.ndarray, " clients"]) -> Int64[np.ndarray, " rows"]:
+    """Row numbers client after client, each client's in random order by tickets that are made of its word."""
+    tickets = _hash(np.repeat(words, counts) + _words(_ranges(np.zeros_like(counts), counts)))
+    position = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
+    # One sort key, the client in its upper 31 bits and the ticket below: far faster than a sort by two keys.
+    return np.argsort((position << np.uint64(33)) | (tickets >> np.uint64(31)), kind="stable")
 
 
 def _words(values: int | np.ndarray) -> np.ndarray:

@@ -7,8 +7,10 @@ import numpy as np
 
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
+from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
 from covey.channel import half, identity
@@ -23,8 +25,10 @@ MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS}
 METHODS: dict[str, Factory] = {
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
+    "fedper": fedper,
     "fedpop": fedpop,
     "fedprox": fedprox,
+    "fedrep": fedrep,
     "local": local,
     "mb_sgd": mb_sgd,
 }

@@ -66,16 +66,23 @@ def prepare(
     validation: float = 0.0,
     test: float = 0.0,
     split_seed: int | None = None,
+    train_rows: int | None = None,
+    few_rows: int | None = None,
+    few_share: float = 0.0,
     standardise: bool = False,
     hold_out: Sequence[str | int] = (),
     seed: int,
 ) -> tuple[FederatedData, FederatedData | None]:
-    """Split each client's rows, hold clients out, and standardise features by the training rows of the others.
+    """Split each client's rows, limit them, hold clients out, and standardise features by the training rows of the others.
 
-    Without fractions the data keep the parts they came with. The split is drawn from `split_seed`, by default the run's seed.
+    Without fractions the data keep the parts they came with. At most `train_rows` training rows a client are kept, and at most
+    `few_rows` for a share `few_share` of the clients. Both are drawn from `split_seed`, by default the run's seed.
     """
+    drawn_from = seed if split_seed is None else split_seed
     if validation or test:
-        data = data.split(validation, test, seed=seed if split_seed is None else split_seed)
+        data = data.split(validation, test, seed=drawn_from)
+    if train_rows is not None or few_rows is not None or few_share:
+        data = data.limited(train_rows=train_rows, few_rows=few_rows, few_share=few_share, seed=drawn_from)
     data, unseen = data.hold_out(hold_out) if hold_out else (data, None)
     if standardise:
         data, scaling = data.standardised()

@@ -2,6 +2,7 @@
 
 A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no more of it than that. Use one
 of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your own functions through `from_function`.
+A `MixedModel` has parameters of each client's own as well; `split_network` makes one of a network.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,15 @@ from covey.models.model import Model, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 from covey.models.recurrent import CharacterLSTM, character_lstm
+from covey.models.split import (
+    divide,
+    join,
+    mixed_character_lstm,
+    mixed_cifar_cnn,
+    mixed_femnist_cnn,
+    mixed_mlp,
+    split_network,
+)
 
 MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
@@ -33,8 +43,12 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
     "mixed_logistic": mixed_logistic,
     "mixed_poisson": mixed_poisson,
     "linear_map": linear_map,
+    "mixed_mlp": mixed_mlp,
+    "mixed_femnist_cnn": mixed_femnist_cnn,
+    "mixed_cifar_cnn": mixed_cifar_cnn,
+    "mixed_character_lstm": mixed_character_lstm,
 }
-"""Models with random effects for each client, for the methods that know what to do with them."""
+"""Models with effects of each client's own, for the methods that know what to do with them."""
 
 __all__ = [
     "LAWS",
@@ -55,23 +69,30 @@ __all__ = [
     "character_lstm",
     "cifar_cnn",
     "convolve",
+    "divide",
     "energy",
     "femnist_cnn",
     "fixed",
     "from_equinox",
     "from_function",
     "gaussian",
+    "join",
     "linear",
     "linear_map",
     "logistic",
     "max_pool",
     "measure",
+    "mixed_character_lstm",
+    "mixed_cifar_cnn",
+    "mixed_femnist_cnn",
     "mixed_linear",
     "mixed_logistic",
+    "mixed_mlp",
     "mixed_poisson",
     "mixture",
     "mlp",
     "own_parameters",
     "poisson",
     "softmax",
+    "split_network",
 ]
