@@ -8,4 +8,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="FedAvg's fixed point drifts from the optimum with the number of local steps",
         expected_seconds={"quick": 30.0, "full": 300.0},
     ),
+    "fedpop-synthetic": Experiment(
+        run="covey.experiment.reproduce.fedpop_synthetic:run",
+        description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
+        expected_seconds={"quick": 150.0, "full": 1200.0},
+    ),
+    "fedpop-synthetic-grid": Experiment(
+        run="covey.experiment.reproduce.fedpop_synthetic:run_grid",
+        description="The same with other numbers of clients, columns and effects (figures S1 to S6)",
+        expected_seconds={"quick": 150.0, "full": 1200.0},
+    ),
 }
