@@ -123,6 +123,8 @@ def fedpop(
     if model.law is not None and effects is not None:
         raise ValueError(f"fedpop: {model.name} has a law of its effects of its own; leave effects= out")
     law = model.law or effects or gaussian()
+    if (model.law is not None or not law.learned) and not (beta_optimizer is None and beta_prior is None):
+        raise ValueError("fedpop: this law of the effects has no parameters to learn; leave beta_optimizer= and beta_prior= out")
     transition = ula() if kernel is None else kernel
     phi_ascent = optax.adam(0.01) if phi_optimizer is None else phi_optimizer
     beta_ascent = optax.adam(0.01) if beta_optimizer is None else beta_optimizer
@@ -139,6 +141,8 @@ def fedpop(
         return Personal(*chain(key, transition, posterior, start, memory, step_size=step_size, burn_in=burn_in, draws=draws))
 
     def init(key, spec):
+        if scaling == "ratio" and spec.clients is None:
+            raise ValueError("fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use 'inverse_probability'")
         network, others, particles = jax.random.split(key, 3)
         # One key for both: the body and the head of a network should be of the same draw.
         phi, start = model.init(network, spec), model.init_effects(network, spec)
@@ -150,7 +154,7 @@ def fedpop(
             beta_ascent.init(theta.beta) if law.learned else Empty(),
             Empty() if law.normaliser is None else law.normaliser.init(particles, theta.beta),
             clients=jnp.asarray(spec.clients or 0, float),
-            round=jnp.asarray(0),
+            round=jnp.int32(0),
         )
 
     def temperature(state):
@@ -207,17 +211,18 @@ def fedpop(
         return measure(lambda x: predict(key, down, personal, x), data)
 
     def adapt(key, down, data):
+        walk, prior = jax.random.split(key)
         start = law.start(of_law(down.theta))
-        posterior = sample(key, down, data, start, transition.init(start), burn_in=adapt_burn_in, draws=draws)
-        from_prior = law.draws(key, of_law(down.theta), draws)
+        posterior = sample(walk, down, data, start, transition.init(start), burn_in=adapt_burn_in, draws=draws)
+        from_prior = law.draws(prior, of_law(down.theta), draws)
         return posterior._replace(draws=jnp.where(data.count == 0, from_prior, posterior.draws))
 
     def more(key, down, personal, data, number):
         """A chain of its own from one of the draws that the client kept, in the terms of the model where it has such."""
-        choose, walk = jax.random.split(key)
+        choose, walk, prior = jax.random.split(key, 3)
         start = personal.draws[jax.random.randint(choose, (), 0, draws)]
         chained = sample(walk, down, data, start, personal.memory, burn_in=burn_in, draws=number).draws
-        effects = jnp.where(data.count == 0, law.draws(walk, of_law(down.theta), number), chained)
+        effects = jnp.where(data.count == 0, law.draws(prior, of_law(down.theta), number), chained)
         describe = model.describe
         return effects if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(effects)
 

@@ -64,8 +64,8 @@ class Shard:
     capacity: int = field(metadata={"static": True})
 
     def take(self, index: Int[Array, " batch"]) -> PyTree:
-        """Rows by their number within this client."""
-        return tree.take(self.rows, self.start + index)
+        """Rows by their number within this client; past the last, the last one again: never a row of another client."""
+        return tree.take(self.rows, self.start + jnp.clip(index, 0, jnp.maximum(self.count - 1, 0)))
 
 
 def whole(rows: PyTree) -> Shard:

@@ -11,11 +11,12 @@ A law is a NamedTuple of pure functions of its parameters beta; a method learns 
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
+import blackjax.mcmc.mala as adjusted
 import jax
 import jax.numpy as jnp
-from blackjax.sgmcmc.diffusions import overdamped_langevin
 from jaxtyping import Array, Float, Key, PyTree
 
 from covey.core.shard import Spec
@@ -44,7 +45,7 @@ class Law(NamedTuple):
     draws: (key, beta, number) -> effects of clients about which nothing is known, stacked.
     project: (beta) -> beta within its bounds.
     normaliser: None where log_density is complete.
-    learned: whether beta is learned; if not, nothing of it is sent.
+    learned: whether beta is learned; if not, clients send nothing about it.
     describe: (beta) -> {name: value}: how clients differ, as users know it; None where beta is all there is.
     """
 
@@ -187,8 +188,10 @@ def energy(
 ) -> Law:
     """A density exp(-E(z)) of any shape, E a network of `units` hidden units inside a wide Gaussian of deviation `spread`.
 
-    The network is bounded, so `spread` must be wider than the clients'. Its integral is followed by `particles` Langevin chains
-    of `steps` steps a round with `step_size`. Fewer than `fewest_clients` clients give a warning: a shape needs many points.
+    The network is bounded, so `spread` must be wider than the clients'. Its integral is followed by `particles` Markov chains of
+    `steps` transitions a round, exact ones: a Langevin step of `step_size`, adjusted, and a jump to a draw of the wide Gaussian,
+    taken or not (Metropolis). Jumps lead from mode to mode where effects are few. Fewer than `fewest_clients` clients give a
+    warning: a shape needs many points.
     """
     for name, value, least in (("units", units, 1), ("particles", particles, 1), ("steps", steps, 1)):
         if value < least:
@@ -196,7 +199,7 @@ def energy(
     for name, value in (("spread", spread), ("step_size", step_size)):
         if value <= 0:
             raise ValueError(f"energy: {name} must be above 0, got {value:g}")
-    move = overdamped_langevin()
+    langevin = adjusted.build_kernel()
 
     def init(key, z, spec):
         if spec.clients is not None and spec.clients < fewest_clients:
@@ -213,22 +216,33 @@ def energy(
             outward=jnp.zeros(units, z.dtype),
         )
 
+    def network(beta, z):
+        return beta.outward @ jnp.tanh(beta.inward @ (z - beta.centre) + beta.bias)
+
     def log_density(beta, z):
-        off = z - beta.centre
-        return -jnp.sum(off**2) / (2 * spread**2) - beta.outward @ jnp.tanh(beta.inward @ off + beta.bias)
-
-    def moved(key, beta, at, number):
-        """Particles after `number` steps of a Langevin chain on the law."""
-
-        def step(place, at):
-            slope = jax.vmap(jax.grad(log_density, argnums=1), in_axes=(None, 0))(beta, at)
-            return move(jax.random.fold_in(key, place), at, slope, step_size)
-
-        return jax.lax.fori_loop(0, number, step, at)
+        return -jnp.sum((z - beta.centre) ** 2) / (2 * spread**2) - network(beta, z)
 
     def wide(key, beta, number):
-        """Where chains start: draws of the law without its network."""
+        """Draws of the law without its network."""
         return beta.centre + spread * jax.random.normal(key, (number, *beta.centre.shape), beta.centre.dtype)
+
+    def moved(key, beta, at, number):
+        """Particles after `number` transitions that keep the law."""
+
+        def walk(key, z):
+            density = partial(log_density, beta)
+            return langevin(key, adjusted.init(z, density), density, step_size)[0].position
+
+        def step(place, at):
+            walks, jump, accept = jax.random.split(jax.random.fold_in(key, place), 3)
+            far = wide(jump, beta, len(at))
+            at = jnp.asarray(jax.vmap(walk)(jax.random.split(walks, len(at)), at))
+            # The wide Gaussian is both a factor of the law and the proposal, and cancels.
+            gain = jax.vmap(partial(network, beta))(at) - jax.vmap(partial(network, beta))(far)
+            taken = jnp.log(jax.random.uniform(accept, gain.shape, gain.dtype)) < gain
+            return jnp.where(taken[:, None], far, at)
+
+        return jax.lax.fori_loop(0, number, step, at)
 
     def draws(key, beta, number):
         start, walk = jax.random.split(key)
@@ -248,14 +262,14 @@ def energy(
 
 
 def fixed(*, scale: float = 1.0) -> Law:
-    """A Gaussian of deviation `scale` around where the model's effects start, as it is: nothing of it is learned or sent."""
+    """A Gaussian of deviation `scale` around where the model's effects start, as it is: clients send nothing about it."""
     if scale <= 0:
         raise ValueError(f"fixed: scale is a standard deviation and must be above 0, got {scale:g}")
     return gaussian(covariance="isotropic", initial_scale=scale, scale_bounds=(scale, scale))._replace(learned=False)
 
 
 LAWS: dict[str, Callable[..., Law]] = {"gaussian": gaussian, "mixture": mixture, "energy": energy, "fixed": fixed}
-"""Laws by name."""
+"""Laws by name. The first line of a factory's docstring is its description."""
 
 
 def _deviations(beta: Gaussian | Correlated) -> dict[str, Array]:
