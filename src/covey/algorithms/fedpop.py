@@ -19,6 +19,10 @@ which needs no data: the server adds it.
 A client predicts by averaging over its last M draws. One that never took part runs the kernel with phi and beta as they are;
 with no rows it draws from p(z | beta).
 
+The same gradient by beta has another form, with effects as z = T(beta, u) and u of a law without parameters ("non-centred"):
+I_i = mean_m grad_beta log p(D_i | T(beta, U_m), phi). Its variance does not grow as effects get small, where that of the form
+above, (Z - mean) / sigma^2 for a Gaussian, has no bound; where clients have many rows the first form is the better one.
+
 With little noise and few rows a client's effects fit its rows whatever phi is, and phi hardly moves. `anneal` starts from a
 flatter likelihood, p(D_i | phi, z)^(1/T), which for Gaussian noise is more noise, and lets T fall to 1.
 
@@ -27,6 +31,7 @@ Example:
 """
 
 import warnings
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -87,6 +92,7 @@ def fedpop(
     burn_in: int = 0,
     kernel: Kernel | None = None,
     effects: Law | None = None,
+    centred: bool = True,
     scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
     phi_optimizer: optax.GradientTransformation | None = None,
     beta_optimizer: optax.GradientTransformation | None = None,
@@ -104,6 +110,7 @@ def fedpop(
         burn_in: transitions before these, at each round.
         kernel: a sampler of `covey.kernels`.
         effects: the law of the effects, from `covey.models.effects`; by default a Gaussian with a deviation for each effect.
+        centred: which of the two forms of the gradient by beta; False for effects that are small or hardly known from the rows.
         scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
         phi_optimizer: the server's for phi; Adam with step 0.01 by default.
         beta_optimizer: the same for beta.
@@ -125,6 +132,8 @@ def fedpop(
     law = model.law or effects or gaussian()
     if (model.law is not None or not law.learned) and not (beta_optimizer is None and beta_prior is None):
         raise ValueError("fedpop: this law of the effects has no parameters to learn; leave beta_optimizer= and beta_prior= out")
+    if not centred and (law.transport is None or not law.learned):
+        raise ValueError("fedpop: centred=False needs a Gaussian law of the effects that is learned, models.gaussian()")
     transition = ula() if kernel is None else kernel
     phi_ascent = optax.adam(0.01) if phi_optimizer is None else phi_optimizer
     beta_ascent = optax.adam(0.01) if beta_optimizer is None else beta_optimizer
@@ -171,12 +180,15 @@ def fedpop(
         personal = sample(key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws)
         rows, mask = all_rows(data)
 
-        def log_likelihood(phi):
-            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, rows))(personal.draws)
+        def log_likelihood(phi, effects):
+            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, rows))(effects)
             return jnp.sum(jnp.where(mask, terms, 0.0)) / draws
 
         def log_joint(theta):
-            fit = log_likelihood(theta.phi)
+            if law.transport is not None and not centred:
+                fit = log_likelihood(theta.phi, jax.vmap(partial(law.transport, down.theta.beta, theta.beta))(personal.draws))
+                return fit / down.temperature, fit
+            fit = log_likelihood(theta.phi, personal.draws)
             log_prior = jnp.mean(jax.vmap(lambda z: law.log_density(of_law(theta), z))(personal.draws))
             return fit / down.temperature + log_prior, fit
 

@@ -45,6 +45,8 @@ class Law(NamedTuple):
     draws: (key, beta, number) -> effects of clients about which nothing is known, stacked.
     project: (beta) -> beta within its bounds.
     normaliser: None where log_density is complete.
+    transport: (beta, other beta, z) -> z as the other law would have it, of the same standardised effects; None where a law has
+        no such thing.
     learned: whether beta is learned; if not, clients send nothing about it.
     describe: (beta) -> {name: value}: how clients differ, as users know it; None where beta is all there is.
     """
@@ -55,6 +57,7 @@ class Law(NamedTuple):
     draws: Callable[[Key[Array, ""], PyTree, int], Float[Array, "number effects"]]
     project: Callable[[PyTree], PyTree] = lambda beta: beta
     normaliser: Normaliser | None = None
+    transport: Callable[[PyTree, PyTree, Float[Array, " effects"]], Float[Array, " effects"]] | None = None
     learned: bool = True
     describe: Callable[[PyTree], dict[str, Array]] | None = None
 
@@ -137,12 +140,18 @@ def gaussian(
         noise = jax.random.normal(key, (number, *beta.mean.shape), beta.mean.dtype)
         return beta.mean + (noise @ beta.root.T if covariance == "full" else jnp.exp(beta.log_scale) * noise)
 
+    def transport(beta, other, z):
+        if covariance == "full":
+            return other.mean + other.root @ jax.scipy.linalg.solve_triangular(beta.root, z - beta.mean, lower=True)
+        return other.mean + jnp.exp(other.log_scale - beta.log_scale) * (z - beta.mean)
+
     return Law(
         init=init,
         log_density=lambda beta, z: beta.log_density(z),
         start=lambda beta: beta.mean,
         draws=draws,
         project=lambda beta: _clipped(beta, scale_bounds),
+        transport=transport,
         describe=_deviations,
     )
 
