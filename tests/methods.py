@@ -19,7 +19,7 @@ from covey.algorithms.mb_sgd import mb_sgd
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
 from covey.core.shard import all_rows
-from covey.kernels.langevin import sgld
+from covey.kernels import ornstein_uhlenbeck, psgld, sgld
 from covey.models import Normal
 
 
@@ -62,7 +62,7 @@ def remembering() -> Algorithm:
         evaluate=lambda key, down, memory, data: {"distance": Mean(jnp.sum((memory - down.theta) ** 2), jnp.ones(()))},
         predict=lambda key, down, memory, x: Normal(x @ memory, jnp.ones(x.shape[0])),
         adapt=lambda key, down, data: down.theta + jax.random.normal(key, down.theta.shape),
-        draws=lambda key, down, memory, number: memory + jax.random.normal(key, (number, *memory.shape)),
+        draws=lambda key, down, memory, data, number: memory + jax.random.normal(key, (number, *memory.shape)),
     )
 
 
@@ -87,9 +87,31 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedavg-full-batch": lambda: fedavg(models.linear(), batch_size=None, epochs=3, weighting="equal"),
     "fedadam": lambda: fedavg(models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2),
     "fedpop-sgld": lambda: fedpop(
-        models.mixed_linear(slopes=(2, 0)), step_size=1e-3, draws=3, burn_in=2, kernel=sgld(batch_size=8), prior="isotropic"
+        models.mixed_linear(slopes=(2, 0)),
+        step_size=1e-3,
+        draws=3,
+        burn_in=2,
+        kernel=sgld(batch_size=8),
+        effects=models.gaussian(covariance="isotropic"),
+        scaling="ratio",
     ),
-    "fedpop-map": lambda: fedpop(models.linear_map(effects=2), step_size=1e-3, draws=2, phi_prior=1.0, beta_prior=2.0),
+    "fedpop-map": lambda: fedpop(
+        models.linear_map(effects=2),
+        step_size=0.5,
+        draws=2,
+        kernel=ornstein_uhlenbeck(),
+        effects=models.mixture(components=2),
+        phi_prior=1.0,
+        beta_prior=2.0,
+        anneal=(10.0, 3),
+    ),
+    "fedpop-energy": lambda: fedpop(
+        models.linear_map(effects=2),
+        step_size=1e-3,
+        draws=2,
+        kernel=psgld(batch_size=8),
+        effects=models.energy(units=4, particles=8, steps=3, fewest_clients=1),
+    ),
     "fedrep-network": lambda: fedrep(models.mixed_mlp(hidden=(4,), outcome="number"), batch_size=8, head_epochs=2),
     "fedrep-steps": lambda: fedrep(models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"),
     "fedrep-nothing-personal": lambda: fedrep(models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1),

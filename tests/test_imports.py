@@ -16,8 +16,9 @@ LOWER = {
     "data": {"core"},
     "algorithms": {"core", "kernels", "channel", "models", "data"},
     "engines": {"core", "kernels", "channel", "models", "data", "algorithms"},
-    "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines"},
-    "report": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "experiment"},
+    "inference": {"core", "kernels", "channel", "models", "data", "algorithms", "engines"},
+    "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference"},
+    "report": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference", "experiment"},
 }
 
 

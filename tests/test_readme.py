@@ -19,7 +19,7 @@ def test_the_python_examples_run():
     for code in blocks("python"):
         exec(code, names)
     assert names["run"].round == 150
-    draws = {name: names["fit"].posterior.draws(name, 200).mean() for name in ("cleveland", "switzerland")}
+    draws = {name: names["fit"].posterior.draws(name, 200)["intercept"].mean() for name in ("cleveland", "switzerland")}
     assert draws["switzerland"] > draws["cleveland"]  # almost every patient there is ill
     assert names["run"].predict(names["new"].rows.x[:5], client="va", data=names["new"]).mean.shape == (5, 2)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covey import channel as channel
     from covey import data as data
+    from covey import kernels as kernels
     from covey import models as models
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
@@ -32,6 +33,7 @@ _PLACES = {
     "channel": "covey.channel",
     "cohort": "covey.core.cohort",
     "data": "covey.data",
+    "kernels": "covey.kernels",
     "models": "covey.models",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",

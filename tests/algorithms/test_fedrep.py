@@ -190,6 +190,13 @@ def test_body_and_head_start_as_one_network():
     jax.tree.map(np.testing.assert_array_equal, same, network)
 
 
+@pytest.mark.parametrize("make", [fedrep, fedper])
+def test_a_prior_is_not_dropped_in_silence(make):
+    model = models.linear_map(effects=2)._replace(log_prior=lambda phi: -jnp.sum(phi**2))
+    with pytest.raises(ValueError, match="has no use for the prior that linear_map brings; use fedpop"):
+        make(model)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

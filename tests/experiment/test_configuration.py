@@ -12,7 +12,7 @@ from covey.core.faults import Faults
 from covey.experiment import configuration
 from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, described
 from covey.experiment.configuration import ConfigurationError
-from covey.experiment.options import optimizer, options_of
+from covey.experiment.options import named, options_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 
@@ -223,7 +223,7 @@ def test_everything_named_has_readable_options_and_a_description(named):
 
 
 def test_optimisers_are_those_of_optax():
-    built, errors = optimizer("here", {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9})
+    built, errors = named("here", optax.GradientTransformation, {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9})
     assert not errors
     assert built is not None
     expected = optax.sgd(0.5, momentum=0.9)

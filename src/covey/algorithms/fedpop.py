@@ -11,60 +11,72 @@ by stochastic approximation with Fisher's identity:
              I_i = mean_m grad_beta log p(Z_m | beta),    J_i = mean_m grad_phi log p(D_i | Z_m, phi)
     server:  beta = Proj[beta + eta_1 (grad log p(beta) + sum_i w_i I_i)],  phi = phi + eta_2 (grad log p(phi) + sum_i w_i J_i)
 
-w_i is the inverse participation probability: with cohorts of a fixed size drawn uniformly, the paper's b / |A|. The steps eta
-are those of any Optax optimisers. Here p(z | beta) is Gaussian, with a mean and a standard deviation for all effects or one
-each; the projection keeps the deviations within bounds. The sums grow with the number of clients and so must plain SGD's
-step shrink; Adam's does not depend on it.
+w_i is the inverse participation probability, or the paper's b / |A|: the same for cohorts of a fixed size drawn uniformly. The
+steps eta are those of any Optax optimisers. The sums grow with the number of clients and so must plain SGD's step shrink; Adam's
+does not depend on it. The laws p(z | beta) are those of `models.effects`. An energy's gradient lacks the term of its normaliser,
+which needs no data: the server adds it.
 
 A client predicts by averaging over its last M draws. One that never took part runs the kernel with phi and beta as they are;
 with no rows it draws from p(z | beta).
+
+With little noise and few rows a client's effects fit its rows whatever phi is, and phi hardly moves. `anneal` starts from a
+flatter likelihood, p(D_i | phi, z)^(1/T), which for Gaussian noise is more noise, and lets T fall to 1.
 
 Example:
     method = covey.fedpop(covey.models.mixed_linear(slopes="all"), step_size=0.01, draws=10)
 """
 
-import math
+import warnings
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from covey.algorithms.fedavg import Info
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.shard import all_rows
-from covey.kernels.langevin import Kernel, Posterior, chain, ula
+from covey.kernels.kernel import Kernel, Posterior, chain
+from covey.kernels.langevin import ula
+from covey.models.effects import Law, gaussian
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged
 
 
-class Effects(NamedTuple):
-    """beta, the law of the random effects: Gaussian; one log standard deviation for all effects, or one for each."""
-
-    mean: Float[Array, " effects"]
-    log_scale: Float[Array, "*effects"]
-
-
 class Population(NamedTuple):
-    """theta = (phi, beta). Gradients for it have the same shape."""
+    """theta = (phi, beta): shared parameters, and the law of the effects. Gradients for it have the same shape."""
 
     phi: PyTree
-    beta: Effects
+    beta: PyTree
 
 
 class State(NamedTuple):
-    """theta, and the memories of the two server optimisers."""
+    """theta, the memories of the two server optimisers, the particles of a law's normaliser, and two numbers.
+
+    clients: how many there are; zero where that is not known.
+    """
 
     theta: Population
     phi_optimizer: PyTree
     beta_optimizer: PyTree
+    particles: PyTree
+    clients: Float[Array, ""]
+    round: Int[Array, ""]
+
+
+class Down(NamedTuple):
+    """What clients are sent: theta, and how flat the likelihood is at this round."""
+
+    theta: Population
+    temperature: Float[Array, ""]
 
 
 class Personal(NamedTuple):
-    """A client's newest draws of its random effects, in the order of the chain."""
+    """A client's newest draws of its random effects, in the order of the chain, and the kernel's memory."""
 
     draws: Float[Array, "draws effects"]
+    memory: PyTree
 
 
 def fedpop(
@@ -74,114 +86,154 @@ def fedpop(
     draws: int = 10,
     burn_in: int = 0,
     kernel: Kernel | None = None,
-    prior: Literal["isotropic", "diagonal"] = "diagonal",
-    initial_scale: float = 1.0,
-    scale_bounds: tuple[float, float] = (1e-2, 1e2),
+    effects: Law | None = None,
+    scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
     phi_optimizer: optax.GradientTransformation | None = None,
     beta_optimizer: optax.GradientTransformation | None = None,
     phi_prior: float | None = None,
     beta_prior: float | None = None,
+    anneal: tuple[float, int] | None = None,
     adapt_burn_in: int = 200,
 ) -> Algorithm:
     """FedPop: shared parameters, random effects for each client, and their posterior (default kernel: ULA, that is FedSOUL).
 
-    A client makes `burn_in` transitions of `kernel` with `step_size` a round, and `draws` more that it keeps and learns from.
-    `phi_prior` and `beta_prior` are standard deviations of Gaussian priors with mean zero (beta: means and log deviations of the
-    effects); None is flat. Optimisers default to Adam with step 0.01. A client that never took part makes `adapt_burn_in`
-    transitions before its draws.
+    Args:
+        model: a likelihood p(y | x, phi, z).
+        step_size: of the kernel.
+        draws: M, those a client keeps and learns from at each round.
+        burn_in: transitions before these, at each round.
+        kernel: a sampler of `covey.kernels`.
+        effects: the law of the effects, from `covey.models.effects`; by default a Gaussian with a deviation for each effect.
+        scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
+        phi_optimizer: the server's for phi; Adam with step 0.01 by default.
+        beta_optimizer: the same for beta.
+        phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi; None is flat.
+        beta_prior: the same for beta, where deviations count by their logarithm.
+        anneal: (T, rounds): the temperature of the likelihood falls from T to 1 in so many rounds, by a constant factor each.
+        adapt_burn_in: transitions before the draws of a client that never took part.
     """
     _check_options(
-        {"step_size": step_size, "scale_bounds": scale_bounds[0], "phi_prior": phi_prior, "beta_prior": beta_prior},
+        {"step_size": step_size, "phi_prior": phi_prior, "beta_prior": beta_prior},
         {"draws": (draws, 1), "burn_in": (burn_in, 0), "adapt_burn_in": (adapt_burn_in, 0)},
     )
-    if prior not in ("isotropic", "diagonal"):
-        raise ValueError(f"fedpop: prior must be 'isotropic' or 'diagonal', got {prior!r}")
-    if not scale_bounds[0] <= initial_scale <= scale_bounds[1]:
-        raise ValueError(f"fedpop: initial_scale must lie within scale_bounds {scale_bounds}, got {initial_scale:g}")
+    if scaling not in ("inverse_probability", "ratio"):
+        raise ValueError(f"fedpop: scaling must be 'inverse_probability' or 'ratio', got {scaling!r}")
+    if anneal is not None and not (anneal[0] >= 1 and anneal[1] >= 1):
+        raise ValueError(f"fedpop: anneal is a temperature of at least 1 and a number of rounds, got {anneal}")
+    if model.law is not None and effects is not None:
+        raise ValueError(f"fedpop: {model.name} has a law of its effects of its own; leave effects= out")
+    law = model.law or effects or gaussian()
     transition = ula() if kernel is None else kernel
     phi_ascent = optax.adam(0.01) if phi_optimizer is None else phi_optimizer
     beta_ascent = optax.adam(0.01) if beta_optimizer is None else beta_optimizer
 
-    def sample(key, theta, data, start, burn_in):
+    def of_law(theta):
+        return theta.beta if model.law is None else theta.phi  # a model's own law depends on its phi
+
+    def sample(key, down, data, start, memory, *, burn_in, draws):
         posterior = Posterior(
-            log_prior=lambda z: log_density(theta.beta, z),
-            log_likelihood=lambda z, rows: model.log_likelihood(theta.phi, z, rows),
+            log_prior=lambda z: law.log_density(of_law(down.theta), z),
+            log_likelihood=lambda z, rows: model.log_likelihood(down.theta.phi, z, rows) / down.temperature,
             data=data,
         )
-        return chain(key, transition, posterior, start, step_size=step_size, burn_in=burn_in, draws=draws)
+        return Personal(*chain(key, transition, posterior, start, memory, step_size=step_size, burn_in=burn_in, draws=draws))
 
     def init(key, spec):
-        shared, effects = jax.random.split(key)
-        phi, mean = model.init(shared, spec), model.init_effects(effects, spec)
-        scales = () if prior == "isotropic" else mean.shape
-        beta = Effects(mean, jnp.full(scales, math.log(initial_scale), mean.dtype))
-        return State(Population(phi, beta), phi_ascent.init(phi), beta_ascent.init(beta))
+        network, others, particles = jax.random.split(key, 3)
+        # One key for both: the body and the head of a network should be of the same draw.
+        phi, start = model.init(network, spec), model.init_effects(network, spec)
+        _name_limit(model, phi, start)
+        theta = Population(phi, Empty() if model.law is not None else law.init(others, start, spec))
+        return State(
+            theta,
+            phi_ascent.init(phi),
+            beta_ascent.init(theta.beta) if law.learned else Empty(),
+            Empty() if law.normaliser is None else law.normaliser.init(particles, theta.beta),
+            clients=jnp.asarray(spec.clients or 0, float),
+            round=jnp.asarray(0),
+        )
 
-    def init_client(key, theta, data):
-        return Personal(jnp.tile(theta.beta.mean, (draws, 1)))
+    def temperature(state):
+        if anneal is None:
+            return jnp.ones(())
+        first, rounds = anneal
+        return first ** jnp.maximum(1 - state.round / rounds, 0.0)
 
-    def client(key, theta, personal, data):
-        z = sample(key, theta, data, personal.draws[-1], burn_in)
+    def init_client(key, down, data):
+        start = law.start(of_law(down.theta))
+        return Personal(jnp.tile(start, (draws, 1)), transition.init(start))
+
+    def client(key, down, personal, data):
+        personal = sample(key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws)
         rows, mask = all_rows(data)
 
-        def log_prior(beta):
-            return jnp.mean(jax.vmap(lambda one: log_density(beta, one))(z))
-
         def log_likelihood(phi):
-            terms = jax.vmap(lambda one: model.log_likelihood(phi, one, rows))(z)
+            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, rows))(personal.draws)
             return jnp.sum(jnp.where(mask, terms, 0.0)) / draws
 
-        fit, phi_slope = jax.value_and_grad(log_likelihood)(theta.phi)
+        def log_joint(theta):
+            fit = log_likelihood(theta.phi)
+            log_prior = jnp.mean(jax.vmap(lambda z: law.log_density(of_law(theta), z))(personal.draws))
+            return fit / down.temperature + log_prior, fit
+
+        slope, fit = jax.grad(log_joint, has_aux=True)(down.theta)
         info = Info(-fit / jnp.maximum(data.count, 1), jnp.asarray(burn_in + draws))
-        return Local(Population(phi_slope, jax.grad(log_prior)(theta.beta)), Personal(z), info)
+        return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
 
     def server(key, state, aggregate):
-        phi, phi_memory = _ascend(phi_ascent, phi_prior, aggregate.weighted.phi, state.phi_optimizer, state.theta.phi)
-        beta, beta_memory = _ascend(beta_ascent, beta_prior, aggregate.weighted.beta, state.beta_optimizer, state.theta.beta)
-        low, high = (math.log(bound) for bound in scale_bounds)
-        beta = beta._replace(log_scale=jnp.clip(beta.log_scale, low, high))
-        return State(Population(phi, beta), phi_memory, beta_memory), Empty()
+        theta = state.theta
+        if scaling == "ratio":
+            slope = jax.tree.map(lambda s: s * state.clients / aggregate.count, aggregate.plain)
+            clients = state.clients
+        else:
+            slope, clients = aggregate.weighted, aggregate.weight
+        phi_slope, beta_slope, particles = slope.phi, slope.beta, state.particles
+        if model.log_prior is not None:
+            phi_slope = jax.tree.map(jnp.add, phi_slope, jax.grad(model.log_prior)(theta.phi))
+        if law.normaliser is not None:
+            mean, particles = law.normaliser.gradient(key, theta.beta, particles)
+            beta_slope = jax.tree.map(lambda s, m: s - clients * m, beta_slope, mean)
+        phi, phi_memory = _ascend(phi_ascent, phi_prior, phi_slope, state.phi_optimizer, theta.phi)
+        beta, beta_memory = theta.beta, state.beta_optimizer
+        if law.learned:
+            beta, beta_memory = _ascend(beta_ascent, beta_prior, beta_slope, beta_memory, beta)
+            beta = law.project(beta)
+        return State(Population(phi, beta), phi_memory, beta_memory, particles, state.clients, state.round + 1), Empty()
 
-    def predict(key, theta, personal, x):
-        return averaged(lambda z: model.predictive(theta.phi, z, x), personal.draws)
+    def predict(key, down, personal, x):
+        return averaged(lambda z: model.predictive(down.theta.phi, z, x), personal.draws)
 
-    def evaluate(key, theta, personal, data):
-        return measure(lambda x: predict(key, theta, personal, x), data)
+    def evaluate(key, down, personal, data):
+        return measure(lambda x: predict(key, down, personal, x), data)
 
-    def adapt(key, theta, data):
-        from_prior = prior_draws(key, theta.beta, draws)
-        from_posterior = sample(key, theta, data, theta.beta.mean, adapt_burn_in)
-        return Personal(jnp.where(data.count == 0, from_prior, from_posterior))
+    def adapt(key, down, data):
+        start = law.start(of_law(down.theta))
+        posterior = sample(key, down, data, start, transition.init(start), burn_in=adapt_burn_in, draws=draws)
+        from_prior = law.draws(key, of_law(down.theta), draws)
+        return posterior._replace(draws=jnp.where(data.count == 0, from_prior, posterior.draws))
 
-    def newest(key, theta, personal, number):
-        if not 1 <= number <= draws:
-            raise ValueError(f"fedpop: a client keeps {draws} draws, asked for {number}; make the method with more draws")
-        return personal.draws[-number:]
+    def more(key, down, personal, data, number):
+        """A chain of its own from one of the draws that the client kept, in the terms of the model where it has such."""
+        choose, walk = jax.random.split(key)
+        start = personal.draws[jax.random.randint(choose, (), 0, draws)]
+        chained = sample(walk, down, data, start, personal.memory, burn_in=burn_in, draws=number).draws
+        effects = jnp.where(data.count == 0, law.draws(walk, of_law(down.theta), number), chained)
+        describe = model.describe
+        return effects if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(effects)
 
     return Algorithm(
         name="fedpop",
         init=init,
         init_client=init_client,
-        broadcast=lambda state: state.theta,
+        broadcast=lambda state: Down(state.theta, temperature(state)),
         client=client,
         commit=lambda pending, sent: pending,
         server=server,
         evaluate=evaluate,
         predict=predict,
         adapt=adapt,
-        draws=newest,
+        draws=more,
     )
-
-
-def log_density(beta: Effects, z: Float[Array, " effects"]) -> Float[Array, ""]:
-    """The log-density of random effects, log p(z | beta)."""
-    return jnp.sum(jax.scipy.stats.norm.logpdf(z, beta.mean, jnp.exp(beta.log_scale)))
-
-
-def prior_draws(key: Key[Array, ""], beta: Effects, number: int) -> Float[Array, "draws effects"]:
-    """Random effects of clients about which nothing is known."""
-    noise = jax.random.normal(key, (number, *beta.mean.shape), beta.mean.dtype)
-    return beta.mean + jnp.exp(beta.log_scale) * noise
 
 
 def _ascend(
@@ -201,3 +253,11 @@ def _check_options(positive: dict[str, float | None], least: dict[str, tuple[int
     for name, (value, bound) in least.items():
         if value < bound:
             raise ValueError(f"fedpop: {name} must be at least {bound}, got {value}")
+
+
+def _name_limit(model: MixedModel, phi: PyTree, z: Float[Array, " effects"]) -> None:
+    """A split that leaves one side empty is another method; say which."""
+    if not jax.tree.leaves(phi):
+        warnings.warn(f"fedpop: {model.name} shares no parameters, only the law of the effects", stacklevel=2)
+    if z.size == 0:
+        warnings.warn(f"fedpop: {model.name} has no effects: this is FedSGD on the shared parameters", stacklevel=2)

@@ -62,7 +62,7 @@ class Algorithm(NamedTuple):
     predict: (key, down, client state, x) -> a predictive distribution.
     adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
     personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
-    draws: (key, down, client state, number) -> posterior draws; None for a method that has no posterior.
+    draws: (key, down, client state, data, number) -> posterior draws; None for a method that has no posterior.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Algorithm(NamedTuple):
     predict: Callable[[Key[Array, ""], Message, State, PyTree], PyTree]
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     personalise_at_evaluation: bool = False
-    draws: Callable[[Key[Array, ""], Message, State, int], PyTree] | None = None
+    draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
 
 
 def no_draws(algorithm: Algorithm) -> str:

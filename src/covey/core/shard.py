@@ -34,10 +34,12 @@ class Spec(NamedTuple):
 
     rows: the row structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
     classes: the number of labels, or None where the outcome is a number.
+    clients: how many clients there are, where that is known.
     """
 
     rows: PyTree
     classes: int | None = None
+    clients: int | None = None
 
 
 class Batch(NamedTuple):

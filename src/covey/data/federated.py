@@ -32,7 +32,7 @@ class FederatedData:
     bounds: for each client, the row numbers where its training, validation and test rows start, and where it ends.
     ids: stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a client in every subset.
     names: what reports call the clients; None stands for the ids.
-    spec: the shapes of one row and the number of labels.
+    spec: the shapes of one row, the number of labels and of clients.
     """
 
     rows: PyTree
@@ -40,6 +40,9 @@ class FederatedData:
     ids: Int64[np.ndarray, " clients"]
     names: Sequence[str] | Shaped[np.ndarray, " clients"] | None
     spec: Spec
+
+    def __post_init__(self):
+        object.__setattr__(self, "spec", self.spec._replace(clients=self.clients))  # in subsets too
 
     @classmethod
     def from_rows(

@@ -26,6 +26,13 @@ class Regression(NamedTuple):
     local: Float64[np.ndarray, "clients dimensions"]
 
 
+class Features(NamedTuple):
+    """What generated regressions on shared features: the map to the features, orthonormal, and each client's coefficients."""
+
+    phi: Float64[np.ndarray, "dimensions effects"]
+    z: Float64[np.ndarray, "clients effects"]
+
+
 def mixture_of_linear(
     seed: int,
     clients: int = 300,
@@ -95,10 +102,47 @@ def least_squares(
         scale = np.exp(heterogeneity * generator.standard_normal(dimensions))
         x = scale * generator.standard_normal((size, dimensions))
         parts.append(Rows(x, x @ local[client] + noise * generator.standard_normal(size)))
+    return _train_only(parts), Regression(theta, local)
+
+
+def shared_features(
+    seed: int,
+    clients: int = 100,
+    dimensions: int = 20,
+    effects: int = 2,
+    *,
+    few: int = 5,
+    many: int = 10,
+    share: int | float = 0.9,
+    noise: int | float = 0.1,
+) -> tuple[FederatedData, Features]:
+    """Regressions on features that clients share (Kotelevskii et al. 2022, section 5; Collins et al. 2021).
+
+    phi has orthonormal columns and z_i ~ N(0, I). Client i has rows x ~ N(0, I) and y = <z_i, phi'x> + noise N(0, 1): `few` rows
+    for the first `share` of the clients, `many` for the others.
+    """
+    _check(clients=clients, dimensions=dimensions, effects=effects, few=few, many=many)
+    if effects > dimensions:
+        raise ValueError(f"effects must be at most dimensions, {dimensions}, got {effects}")
+    if noise < 0 or not 0 <= share <= 1:
+        raise ValueError(f"noise must be at least 0 and share within 0 and 1, got {noise=}, {share=}")
+    phi = np.linalg.qr(np.random.default_rng([seed, _SHARED]).standard_normal((dimensions, effects)))[0]
+    sizes = np.where(np.arange(clients) < round(share * clients), few, many)
+    z = np.empty((clients, effects))
+    parts: list[Rows] = []
+    for client, size in enumerate(sizes):
+        generator = np.random.default_rng([seed, client])
+        z[client] = generator.standard_normal(effects)
+        x = generator.standard_normal((size, dimensions))
+        parts.append(Rows(x, x @ phi @ z[client] + noise * generator.standard_normal(size)))
+    return _train_only(parts), Features(phi, z)
+
+
+def _train_only(parts: list[Rows]) -> FederatedData:
+    """Clients with training rows only."""
     ends = np.cumsum([len(part.y) for part in parts])
     bounds = np.stack([np.concatenate([[0], ends[:-1]]), ends, ends, ends], axis=1)
-    every = Rows(*(np.concatenate(leaves).astype(np.float32) for leaves in zip(*parts, strict=True)))
-    return _data(every, bounds, None), Regression(theta, local)
+    return _data(Rows(*(np.concatenate(leaves).astype(np.float32) for leaves in zip(*parts, strict=True))), bounds, None)
 
 
 def _data(rows: Rows, bounds: np.ndarray, classes: int | None) -> FederatedData:

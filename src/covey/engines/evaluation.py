@@ -31,7 +31,7 @@ class Evaluation:
         self._adapted = jax.jit(self._adapt_chunk)
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
-        self._drawn = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=3)
+        self._drawn = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=4)
 
     def evaluate(
         self,
@@ -67,12 +67,17 @@ class Evaluation:
         key = key_for(self.root, Stream.PREDICT, t, int(rows.data.ids[client]))
         return self._predicted(key, down, self._state(rows, t, down, node, client), jax.tree.map(jnp.asarray, x))
 
-    def draws(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, number: int) -> PyTree:
+    def draws(
+        self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, number: int, chain: int
+    ) -> PyTree:
         """Posterior draws of one client, on the leading axis."""
         if self._drawn is None:
             raise ValueError(no_draws(self.algorithm))
-        key = key_for(self.root, Stream.DRAWS, t, int(rows.data.ids[client]))
-        return self._drawn(key, down, self._state(rows, t, down, node, client), number)
+        key = jax.random.fold_in(key_for(self.root, Stream.DRAWS, t, int(rows.data.ids[client])), chain)
+        view = rows.view(np.array([client]), "train")
+        several = shard_of(view, grid(int(view.counts[0])))
+        data = Shard(several.rows, several.start[0], several.count[0], several.capacity)
+        return self._drawn(key, down, self._state(rows, t, down, node, client), data, number)
 
     def _state(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int) -> State:
         """What one client predicts with."""

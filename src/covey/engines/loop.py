@@ -95,9 +95,9 @@ class Loop:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         return self._settled(data)[client].predict(state.round, self.broadcast(state), x)
 
-    def draws(self, state: LoopState, client: int, number: int, data: FederatedData | None = None) -> PyTree:
-        """`number` posterior draws of the client at position `client`, on the leading axis."""
-        return self._settled(data)[client].draws(state.round, self.broadcast(state), number)
+    def draws(self, state: LoopState, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
+        """`number` posterior draws of the client at position `client`, on the leading axis; chains have draws of their own."""
+        return self._settled(data)[client].draws(state.round, self.broadcast(state), number, chain)
 
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""

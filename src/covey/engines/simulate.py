@@ -118,10 +118,11 @@ class Simulation:
         rows = self.rows if data is None else rows_of(data)
         return self.evaluation.predict(rows, state.round, self.broadcast(state), self._node(state, client, data), client, x)
 
-    def draws(self, state: EngineState, client: int, number: int, data: FederatedData | None = None) -> PyTree:
-        """`number` posterior draws of the client at position `client`, on the leading axis."""
+    def draws(self, state: EngineState, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
+        """`number` posterior draws of the client at position `client`, on the leading axis; chains have draws of their own."""
         rows = self.rows if data is None else rows_of(data)
-        return self.evaluation.draws(rows, state.round, self.broadcast(state), self._node(state, client, data), client, number)
+        node, down = self._node(state, client, data), self.broadcast(state)
+        return self.evaluation.draws(rows, state.round, down, node, client, number, chain)
 
     def _node(self, state: EngineState, client: int, data: FederatedData | None) -> Node | None:
         """What the client kept, stacked; None if it never took part."""

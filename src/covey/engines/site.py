@@ -82,7 +82,7 @@ class Programs:
         self.adapt = jax.jit(algorithm.adapt)
         self.evaluate = jax.jit(algorithm.evaluate)
         self.predict = jax.jit(algorithm.predict)
-        self.draws = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=3)
+        self.draws = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=4)
 
 
 class Site:
@@ -121,12 +121,12 @@ class Site:
         key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
         return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
 
-    def draws(self, t: int, down: Message, number: int) -> PyTree:
+    def draws(self, t: int, down: Message, number: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
         if self.programs.draws is None:
             raise ValueError(no_draws(self.programs.algorithm))
-        key = key_for(self.programs.root, Stream.DRAWS, t, self.client_id)
-        return self.programs.draws(key, down, self.state(t, down), number)
+        key = jax.random.fold_in(key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain)
+        return self.programs.draws(key, down, self.state(t, down), self.data["train"], number)
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, or one adapted from the broadcast."""

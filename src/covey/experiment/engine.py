@@ -37,8 +37,8 @@ class Engine(Protocol):
         """The predictive distribution of the client at a position."""
         ...
 
-    def draws(self, state: Position, client: int, number: int, data: FederatedData | None = None) -> PyTree:
-        """Posterior draws of the client at a position."""
+    def draws(self, state: Position, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
+        """Posterior draws of the client at a position, by one of many chains."""
         ...
 
     def snapshot(self, state: Position) -> PyTree:

@@ -12,6 +12,8 @@ import optax
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from covey.experiment import toml
+from covey.kernels import KERNELS, Kernel
+from covey.models.effects import LAWS, Law
 
 Factory: TypeAlias = Callable[..., Any]  # what it makes depends on the table that names it
 
@@ -24,6 +26,21 @@ OPTIMIZERS: dict[str, Factory] = {
     "adagrad": optax.adagrad,
     "yogi": optax.yogi,
     "rmsprop": optax.rmsprop,
+}
+
+
+class Kind(NamedTuple):
+    """Things that a table can name beside plain values: what they are called, their factories, and an example."""
+
+    word: str
+    factories: Mapping[str, Factory]
+    example: str
+
+
+KINDS: dict[type, Kind] = {
+    optax.GradientTransformation: Kind("optimiser", OPTIMIZERS, '{name = "sgd", learning_rate = 0.1}'),
+    Kernel: Kind("kernel", KERNELS, '{name = "sgld", batch_size = 32}'),
+    Law: Kind("law", LAWS, '{name = "gaussian", covariance = "full"}'),
 }
 
 _SCALARS = (int, float, bool, str, Path, NoneType)
@@ -82,22 +99,23 @@ def unknown(where: str, name: str, known: Collection[str], what: str) -> str:
     return f"{where}: unknown {what} {name!r}; {hint}(known: {', '.join(known) or 'none'})"
 
 
-def optimizer(where: str, given: toml.Value) -> tuple[optax.GradientTransformation | None, list[str]]:
-    """An Optax optimiser from `{name = "sgd", learning_rate = 0.1}`, or from its name where it needs nothing else."""
+def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
+    """An optimiser, a kernel or a law from `{name = "sgd", learning_rate = 0.1}`, or from its name where that is enough."""
+    word, factories, example = KINDS[kind]
     table = {"name": given} if isinstance(given, str) else given
-    example = '{name = "sgd", learning_rate = 0.1}'
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
-        return None, [f"{where}: an optimiser is a table such as {example}, got {given!r}"]
-    if name not in OPTIMIZERS:
-        return None, [unknown(where, name, OPTIMIZERS, "optimiser")]
-    factory = OPTIMIZERS[name]
-    checked = check(where, options_of(factory), {key: value for key, value in table.items() if key != "name"})
+        return None, [f"{where}: {_with_article(word)} is a table such as {example}, got {given!r}"]
+    if name not in factories:
+        return None, [unknown(where, name, factories, word)]
+    checked = check(where, options_of(factories[name]), {key: value for key, value in table.items() if key != "name"})
     if checked.errors and isinstance(given, str):
         return None, [f"{where}: {name} needs more than its name; write a table such as {example}"]
     if checked.errors:
         return None, checked.errors
-    built = factory(**checked.values)
-    return built if isinstance(built, optax.GradientTransformation) else None, []
+    try:
+        return factories[name](**checked.values), []
+    except ValueError as error:  # what a factory says of its options
+        return None, [f"{where}: {error}"]
 
 
 def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.Value | None, list[str]]:
@@ -105,9 +123,10 @@ def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.
     members = _members(option.kind)
     if given == NOTHING and NoneType in members:
         return None, None if option.default is None else NOTHING, []
-    if optax.GradientTransformation in members:
-        value, errors = optimizer(where, given)
-        return value, given, errors
+    for kind in KINDS:
+        if kind in members:
+            value, errors = named(where, kind, given)
+            return value, given, errors
     try:
         adapter = TypeAdapter(option.kind, config=ConfigDict(strict=True))
         # As JSON, strict: an array may fill a tuple and a string a path, but "3" is not a number and true is not 1.
@@ -141,7 +160,7 @@ def _members(annotation: object) -> tuple[Any, ...]:
 
 
 def _is_plain(member: Any) -> bool:
-    if member in _SCALARS or member is optax.GradientTransformation:
+    if member in _SCALARS or member in KINDS:
         return True
     origin = get_origin(member) or member
     if origin is Annotated:
@@ -159,5 +178,9 @@ def _has_schema(member: Any) -> bool:
 
 def _words(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    names[optax.GradientTransformation] = "an optimiser"
+    names |= {kind: _with_article(made.word) for kind, made in KINDS.items()}
     return " or ".join(names.get(member, str(member)) for member in _members(kind) if member is not NoneType)
+
+
+def _with_article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"

@@ -148,9 +148,14 @@ class Posterior(NamedTuple):
     data: FederatedData
     draw: Callable[..., PyTree]
 
-    def draws(self, client: str | int, number: int, *, data: FederatedData | None = None) -> PyTree:
-        """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen."""
-        return self.draw((self.data if data is None else data).position_of(client), number, data)
+    def draws(self, client: str | int, number: int, *, chain: int = 0, data: FederatedData | None = None) -> PyTree:
+        """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen.
+
+        Every `chain` has draws of its own; the same chain asked again gives the same.
+        """
+        if number < 1:
+            raise ValueError(f"draws: number must be at least 1, got {number}")
+        return self.draw((self.data if data is None else data).position_of(client), number, data, chain)
 
 
 class Run:

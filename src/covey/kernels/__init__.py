@@ -1,1 +1,21 @@
-"""What a client does with its own data: local optimisation, and the samplers."""
+"""Local samplers and optimisers. A sampler is a `Kernel`; `KERNELS` names them."""
+
+from collections.abc import Callable
+
+from covey.kernels.hamiltonian import nuts, sghmc
+from covey.kernels.kernel import Kernel
+from covey.kernels.langevin import mala, sgld, ula
+from covey.kernels.preconditioned import ornstein_uhlenbeck, psgld
+
+KERNELS: dict[str, Callable[..., Kernel]] = {
+    "ula": ula,
+    "sgld": sgld,
+    "mala": mala,
+    "ornstein_uhlenbeck": ornstein_uhlenbeck,
+    "psgld": psgld,
+    "sghmc": sghmc,
+    "nuts": nuts,
+}
+"""Samplers by name. The first line of a factory's docstring is its description."""
+
+__all__ = ["KERNELS", "Kernel", "mala", "nuts", "ornstein_uhlenbeck", "psgld", "sghmc", "sgld", "ula"]

@@ -8,6 +8,7 @@ A `MixedModel` has parameters of each client's own as well; `split_network` make
 from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
+from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
 from covey.models.linear import Linear, linear, logistic, poisson, softmax
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
@@ -50,11 +51,13 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
 """Models with effects of each client's own, for the methods that know what to do with them."""
 
 __all__ = [
+    "LAWS",
     "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
+    "Law",
     "Linear",
     "MixedModel",
     "Model",
@@ -67,9 +70,12 @@ __all__ = [
     "cifar_cnn",
     "convolve",
     "divide",
+    "energy",
     "femnist_cnn",
+    "fixed",
     "from_equinox",
     "from_function",
+    "gaussian",
     "join",
     "linear",
     "linear_map",
@@ -83,6 +89,7 @@ __all__ = [
     "mixed_logistic",
     "mixed_mlp",
     "mixed_poisson",
+    "mixture",
     "mlp",
     "own_parameters",
     "poisson",

@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Rows, Spec
+from covey.models.effects import Law
 from covey.models.linear import Linear, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
@@ -25,13 +27,17 @@ Slopes: TypeAlias = tuple[int, ...] | Literal["all"]
 
 
 class MixedModel(NamedTuple):
-    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's.
+    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's, unless the model has its own.
 
     name: what reports call it.
     init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a ValueError.
     init_effects: (key, spec) -> z, a vector: the effects of a client about which nothing is known yet.
     log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising constants.
     predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a client with effects z.
+    log_prior: (phi) -> log p(phi) up to a constant; None is flat.
+    law: the law of the effects, whose parameters are then phi; None leaves it to the method.
+    describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
+    coefficients: (phi, z) -> {name: value}: all that a client with effects z has, shared ones too; None if these have no names.
     """
 
     name: str
@@ -39,6 +45,10 @@ class MixedModel(NamedTuple):
     init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]]
     log_likelihood: Callable[[PyTree, Float[Array, " effects"], Rows], Float[Array, " rows"]]
     predictive: Callable[[PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive]
+    log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
+    law: Law | None = None
+    describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
+    coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
 
 
 def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
@@ -56,8 +66,11 @@ def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
     return _generalised("mixed_poisson", poisson(), slopes)
 
 
-def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
-    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise, phi a matrix."""
+def linear_map(*, effects: int, scale: float = 1.0, start: np.ndarray | None = None) -> MixedModel:
+    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise, phi a matrix.
+
+    phi starts at `start`, or with random orthonormal columns; `spectral_start` gives a better one.
+    """
     if effects < 1:
         raise ValueError(f"linear_map: effects must be at least 1, got {effects}")
     if scale <= 0:
@@ -67,6 +80,10 @@ def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
         need_number("linear_map", spec)
         if effects > flat_size(spec):
             raise ValueError(f"linear_map: {effects} effects are more than the {flat_size(spec)} columns of these rows")
+        if start is not None:
+            if start.shape != (flat_size(spec), effects):
+                raise ValueError(f"linear_map: start must have shape {(flat_size(spec), effects)}, got {start.shape}")
+            return jnp.asarray(start, float)
         return jax.random.orthogonal(key, flat_size(spec), m=effects)
 
     def predictive(
@@ -80,8 +97,7 @@ def linear_map(*, effects: int, scale: float = 1.0) -> MixedModel:
 
 def own_parameters(phi: Linear, z: Float[Array, " effects"], slopes: Slopes = ()) -> Linear:
     """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client."""
-    columns = slice(None) if slopes == "all" else jnp.array(slopes, int)
-    return Linear(phi.weight.at[columns].add(z[1:]), phi.bias + z[0])
+    return Linear(phi.weight.at[_columns(slopes)].add(z[1:]), phi.bias + z[0])
 
 
 def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
@@ -96,6 +112,10 @@ def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws
         variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
         return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
     return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+
+
+def _columns(slopes: Slopes) -> slice | Array:
+    return slice(None) if slopes == "all" else jnp.array(slopes, int)
 
 
 def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
@@ -113,7 +133,17 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
     def predictive(phi: Linear, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
         return base.predictive(own_parameters(phi, z, slopes), x)
 
-    return _from_predictive(name, base.init, init_effects, predictive)
+    def describe(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+        own = own_parameters(phi, z, slopes)
+        personal = {"intercept": own.bias}
+        return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(slopes)]}
+
+    def coefficients(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+        own = own_parameters(phi, z, slopes)
+        return {"intercept": own.bias, "weights": own.weight}
+
+    model = _from_predictive(name, base.init, init_effects, predictive)
+    return model._replace(describe=describe, coefficients=coefficients)
 
 
 def _from_predictive(

@@ -1,0 +1,1 @@
+"""What to make of a fit: starting points, draws, intervals, calibration."""
