@@ -67,15 +67,15 @@ def remembering() -> Algorithm:
 
 
 SGD = optax.sgd(0.05, momentum=0.9)
-NETWORK = models.mixed_mlp(hidden=(4,), outcome="number")
+OWN_BIAS = models.split_network(models.linear(), personal="bias")
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: fedavg(models.linear(), client_optimizer=SGD, batch_size=8),
     "mb_sgd": lambda: mb_sgd(models.linear(), batch_size=8),
     "fedprox": lambda: fedprox(models.linear(), proximal=0.1, client_optimizer=SGD, batch_size=8),
     "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
-    "fedrep": lambda: fedrep(NETWORK, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2),
-    "fedper": lambda: fedper(NETWORK, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
+    "fedrep": lambda: fedrep(OWN_BIAS, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2),
+    "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
 }
@@ -112,6 +112,7 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
         kernel=psgld(batch_size=8),
         effects=models.energy(units=4, particles=8, steps=3, fewest_clients=1),
     ),
+    "fedrep-network": lambda: fedrep(models.mixed_mlp(hidden=(4,), outcome="number"), batch_size=8, head_epochs=2),
     "fedrep-steps": lambda: fedrep(models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"),
     "fedrep-nothing-personal": lambda: fedrep(models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1),
     "fedper-nothing-shared": lambda: fedper(models.split_network(models.linear(), personal="all"), weighting="equal"),

@@ -93,8 +93,8 @@ def test_the_head_is_its_arrays_one_after_the_other():
     assert len(jax.tree.leaves(body)) == 2
     other, _ = divide(models.mlp(hidden=(3,)).init(jax.random.key(8), spec_of(FLAT)), "output")
     assert jax.tree.structure(body) == jax.tree.structure(other)  # one compiled program for all bodies
-    wide = join(body, jnp.asarray(np.arange(12.0)))
-    assert wide.output.weight.dtype == jnp.float32
+    narrow = join(body, jnp.arange(12, dtype=jnp.float16))
+    assert narrow.output.weight.dtype == jnp.float32  # the network's own type, whatever a sampler works in
 
 
 def test_heads_of_many_clients_share_a_body():

@@ -124,6 +124,8 @@ def with_heads(
 ) -> Algorithm:
     """The frame that FedRep shares with its relatives: phi is averaged, heads stay; they differ in how a client trains both."""
     check_weighting(weighting)
+    if model.log_prior is not None or model.law is not None:
+        raise ValueError(f"{name} finds the least loss and has no use for the prior that {model.name} brings; use fedpop")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
     def init(key, spec):

@@ -358,10 +358,10 @@ def _check_lengths(rows: PyTree, counts: Int64[np.ndarray, " clients"]) -> None:
 
 
 def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
-    if train_rows is None and few_rows is None:
-        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
     if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
         raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
+    if train_rows is None and few_rows is None:
+        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
     for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
         if rows is not None and rows < 1:
             raise ValueError(f"limited: {name} must be at least 1, got {rows}")
