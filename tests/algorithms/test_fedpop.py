@@ -156,7 +156,7 @@ def test_credible_intervals_cover():
     y = 2 * x[:, 0] - 1 + np.repeat(truth, counts) + rng.normal(size=counts.sum())
     law = Gaussian(jnp.array([0.5]), jnp.zeros(1))
     down = Down(Population(Linear(jnp.array([2.0]), jnp.array(-1.0)), law), jnp.ones(()))
-    fed = fedpop(models.mixed_linear(), step_size=0.04, draws=1500, adapt_burn_in=150)
+    fed = fedpop(models.mixed_linear(scale=1.0), step_size=0.04, draws=1500, adapt_burn_in=150)
     rows = Rows(jnp.asarray(x), jnp.asarray(y))
 
     def interval(key, start, count):

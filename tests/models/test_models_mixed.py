@@ -73,3 +73,15 @@ def test_the_catalogue_names_them():
 def test_bad_input(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_noise_that_is_not_given_is_learned():
+    """The score of the log deviation of Gaussian noise is sum (residual / deviation)^2 - 1."""
+    model = models.mixed_linear()
+    phi = models.Noisy(PHI.weight, PHI.bias, jnp.log(0.7))
+    assert jax.tree.structure(model.init(jax.random.key(0), SPEC)) == jax.tree.structure(phi)
+    y = jnp.asarray(RNG.normal(size=len(X)), jnp.float32)
+    score = jax.grad(lambda phi: jnp.sum(model.log_likelihood(phi, jnp.array([0.3]), Rows(X, y))))(phi)
+    residual = y - (X @ PHI.weight + PHI.bias + 0.3)
+    np.testing.assert_allclose(score.log_scale, np.sum((residual / 0.7) ** 2 - 1), rtol=1e-4)
+    np.testing.assert_allclose(model.coefficients(phi, jnp.array([0.3]))["noise"], 0.7, rtol=1e-6)

@@ -112,7 +112,7 @@ def fedpop(
         effects: the law of the effects, from `covey.models.effects`; by default a Gaussian with a deviation for each effect.
         centred: which of the two forms of the gradient by beta; False for effects that are small or hardly known from the rows.
         scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
-        phi_optimizer: the server's for phi; Adam with step 0.01 by default.
+        phi_optimizer: the server's for phi; Adam with step 0.01 and b2 0.95 by default.
         beta_optimizer: the same for beta.
         phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi; None is flat.
         beta_prior: the same for beta, where deviations count by their logarithm.
@@ -135,8 +135,9 @@ def fedpop(
     if not centred and (law.transport is None or not law.learned):
         raise ValueError("fedpop: centred=False needs a Gaussian law of the effects that is learned, models.gaussian()")
     transition = ula() if kernel is None else kernel
-    phi_ascent = optax.adam(0.01) if phi_optimizer is None else phi_optimizer
-    beta_ascent = optax.adam(0.01) if beta_optimizer is None else beta_optimizer
+    # Gradients are huge where a fit begins far off; a short memory of their squares forgets that in time.
+    phi_ascent = optax.adam(0.01, b2=0.95) if phi_optimizer is None else phi_optimizer
+    beta_ascent = optax.adam(0.01, b2=0.95) if beta_optimizer is None else beta_optimizer
 
     def of_law(theta):
         return theta.beta if model.law is None else theta.phi  # a model's own law depends on its phi

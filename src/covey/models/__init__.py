@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
 from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
-from covey.models.linear import Linear, linear, logistic, poisson, softmax
+from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
 from covey.models.model import Model, from_function
@@ -61,6 +61,7 @@ __all__ = [
     "Linear",
     "MixedModel",
     "Model",
+    "Noisy",
     "Normal",
     "Perceptron",
     "Poisson",

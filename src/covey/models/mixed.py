@@ -10,7 +10,7 @@ b + mean_0 and its weight of such a column is w_j + mean_j. `own_parameters` giv
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Rows, Spec
 from covey.models.effects import Law
-from covey.models.linear import Linear, linear, logistic, poisson
+from covey.models.linear import Linear, Noisy, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 
 Slopes: TypeAlias = tuple[int, ...] | Literal["all"]
+Coefficients = TypeVar("Coefficients", bound=Linear | Noisy)
 
 
 class MixedModel(NamedTuple):
@@ -51,8 +52,11 @@ class MixedModel(NamedTuple):
     coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
 
 
-def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
-    """Linear regression with random intercepts, and random slopes of the columns `slopes`; noise as in `linear`."""
+def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedModel:
+    """Linear regression with random intercepts, and random slopes of the columns `slopes`.
+
+    The noise has the standard deviation `scale`, or one that is learned, from 1.
+    """
     return _generalised("mixed_linear", linear(scale=scale), slopes)
 
 
@@ -95,9 +99,9 @@ def linear_map(*, effects: int, scale: float = 1.0, start: np.ndarray | None = N
     return _from_predictive("linear_map", init, lambda key, spec: jnp.zeros(effects), predictive)
 
 
-def own_parameters(phi: Linear, z: Float[Array, " effects"], slopes: Slopes = ()) -> Linear:
+def own_parameters(phi: Coefficients, z: Float[Array, " effects"], slopes: Slopes = ()) -> Coefficients:
     """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client."""
-    return Linear(phi.weight.at[_columns(slopes)].add(z[1:]), phi.bias + z[0])
+    return phi._replace(weight=phi.weight.at[_columns(slopes)].add(z[1:]), bias=phi.bias + z[0])
 
 
 def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
@@ -130,17 +134,18 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
             raise ValueError(f"{name}: slopes are columns 0 to {columns - 1} of these rows, got {wrong[0]}")
         return jnp.zeros(1 + (columns if slopes == "all" else len(slopes)))
 
-    def predictive(phi: Linear, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
+    def predictive(phi: Linear | Noisy, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
         return base.predictive(own_parameters(phi, z, slopes), x)
 
-    def describe(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+    def describe(phi: Linear | Noisy, z: Float[Array, " effects"]) -> dict[str, Array]:
         own = own_parameters(phi, z, slopes)
         personal = {"intercept": own.bias}
         return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(slopes)]}
 
-    def coefficients(phi: Linear, z: Float[Array, " effects"]) -> dict[str, Array]:
+    def coefficients(phi: Linear | Noisy, z: Float[Array, " effects"]) -> dict[str, Array]:
         own = own_parameters(phi, z, slopes)
-        return {"intercept": own.bias, "weights": own.weight}
+        named = {"intercept": own.bias, "weights": own.weight}
+        return named | {"noise": jnp.exp(own.log_scale)} if isinstance(own, Noisy) else named
 
     model = _from_predictive(name, base.init, init_effects, predictive)
     return model._replace(describe=describe, coefficients=coefficients)

@@ -18,4 +18,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="The same with other numbers of clients, columns and effects (figures S1 to S6)",
         expected_seconds={"quick": 150.0, "full": 1200.0},
     ),
+    "fedpop-limits": Experiment(
+        run="covey.experiment.reproduce.fedpop_limits:run",
+        description="FedPop becomes FedAvg as clients stop differing, and FedRep as nothing holds them together",
+        expected_seconds={"quick": 60.0, "full": 300.0},
+    ),
+    "fedpop-glmm": Experiment(
+        run="covey.experiment.reproduce.fedpop_glmm:run",
+        description="Mixed models of sleepstudy, radon and contraception beside maximum likelihood on the pooled tables",
+        expected_seconds={"quick": 60.0, "full": 180.0},
+    ),
 }
