@@ -36,6 +36,7 @@ class MixedModel(NamedTuple):
     log_prior: (phi) -> log p(phi) up to a constant; None is flat.
     law: the law of the effects, whose parameters are then phi; None leaves it to the method.
     describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
+    describe_shared: (phi) -> {name: value}: the same of phi; None where phi is all there is.
     """
 
     name: str
@@ -46,6 +47,7 @@ class MixedModel(NamedTuple):
     log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
     law: Law | None = None
     describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
+    describe_shared: Callable[[PyTree], dict[str, Array]] | None = None
 
 
 def mixed_linear(*, scale: float = 1.0, slopes: Slopes = ()) -> MixedModel:
