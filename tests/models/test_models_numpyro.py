@@ -39,7 +39,8 @@ NUMBERS, LABELS = spec_of(), spec_of(np.int32, 2)
 
 def crowded(x, y, client, clients):
     """Every kind of site: real, positive, improper, a simplex, and a support that depends on another site."""
-    mean = numpyro.sample("mean", dist.Normal(1, 2))
+    with numpyro.handlers.scale(scale=0.5):
+        mean = numpyro.sample("mean", dist.Normal(1, 2))
     spread = numpyro.sample("spread", dist.HalfNormal(2))
     top = numpyro.sample("top", dist.Gamma(2.0, 1.0))
     below = numpyro.sample("below", dist.Uniform(-1, top))
@@ -88,7 +89,9 @@ def test_clients_add_up_to_the_pooled_log_joint(centred):
             latent = {site: piece.reshape(3, *effects[site]) for site, piece in zip(effects, pieces, strict=True)}
             return -potential_energy(model, (x, y, client, 3), {}, phi | latent)
 
-        found, expected = (jax.jit(jax.value_and_grad(joint, argnums=(0, 1)))(phi, z) for joint in (ours, pooled))
+        found, expected = jax.jit(lambda *at: [jax.value_and_grad(joint, argnums=(0, 1))(*at) for joint in (ours, pooled)])(
+            phi, z
+        )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected)
         assert np.isfinite(found[0])
 
@@ -196,9 +199,13 @@ def observed(distribution, *columns):
 def test_predictions_score_as_the_model_does(distribution, y, classes):
     spec = spec_of(y.dtype, classes)
     model = checked(from_numpyro(observed(distribution), spec))  # what every Model promises
-    params, x = model.init(KEY, spec), jnp.asarray(RNG.normal(size=(3, 2)), jnp.float32)
-    score = model.predictive(params, x).log_prob(jnp.asarray(y))
-    np.testing.assert_allclose(score, model.log_likelihood(params, Rows(x, jnp.asarray(y))), rtol=1e-4)
+    x, y = jnp.asarray(RNG.normal(size=(3, 2)), jnp.float32), jnp.asarray(y)
+
+    @jax.jit
+    def both(params):
+        return model.predictive(params, x).log_prob(y), model.log_likelihood(params, Rows(x, y))
+
+    np.testing.assert_allclose(*both(model.init(KEY, spec)), rtol=1e-4)
 
 
 def test_a_model_whose_sites_are_all_shared():
@@ -211,10 +218,15 @@ def test_a_model_whose_sites_are_all_shared():
     model = from_numpyro(regression, NUMBERS, name="mine")
     x, y = RNG.normal(size=(6, 2)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
     params = {"weight": jnp.array([0.4, -1.0]), "half": jnp.array(0.7)}
-    joint = model.log_prior(params) + jnp.sum(model.log_likelihood(params, Rows(jnp.asarray(x), jnp.asarray(y))))
-    np.testing.assert_allclose(joint, -potential_energy(regression, (x, y), {}, params), rtol=1e-5)
+
+    @jax.jit
+    def everything(params, x, y):
+        joint = model.log_prior(params) + jnp.sum(model.log_likelihood(params, Rows(x, y)))
+        return joint, -potential_energy(regression, (x, y), {}, params), model.describe(params)
+
+    joint, expected, described = everything(params, x, y)
+    np.testing.assert_allclose(joint, expected, rtol=1e-5)
     assert model.name == "mine"
-    described = model.describe(params)
     assert described.keys() == {"weight", "half", "noise"}
     np.testing.assert_allclose(described["noise"], 2 * np.exp(0.7), rtol=1e-6)
 
@@ -253,12 +265,12 @@ def test_fedpop_finds_the_mode_of_a_numpyro_model():
         clients.append((x.astype(np.float32), (1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 1.5 * rng.normal(size=rows))))
     exact = mode(clients)
     data = FederatedData.from_clients({f"site{place}": (x, y.astype(np.float32)) for place, (x, y) in enumerate(clients)})
-    ascent = optax.adam(optax.cosine_decay_schedule(0.1, 300))
+    ascent = optax.adam(optax.cosine_decay_schedule(0.1, 200))
     fed = fedpop(
-        client_plate(linear_gaussian, data.spec), step_size=2.0, draws=20, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent
+        client_plate(linear_gaussian, data.spec), step_size=2.0, draws=10, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent
     )
     engine = Simulation(fed, data, seed=0)
-    state = engine.advance(engine.start(), 300)[0]
+    state = engine.advance(engine.start(), 200)[0]
     found = state.server.theta.phi
     np.testing.assert_allclose(
         [found["mean"], np.exp(found["spread"]), found["weight"]], [exact[0], np.exp(exact[1]), exact[2]], rtol=0.03
@@ -444,7 +456,6 @@ def test_effects_are_those_of_pooled_nuts():
     spread = np.std(exact["own"], axis=0)
     gap = (draws.mean(0) - np.mean(exact["own"], axis=0)) / spread
     ratio = draws.std(0) / spread
-    print(np.abs(gap).mean(), np.abs(gap).max(), ratio.mean(), ratio.min(), ratio.max())
     assert np.mean(np.abs(gap)) < 0.1
-    assert np.max(np.abs(gap)) < 0.3
-    assert 0.85 < np.mean(ratio) < 1.02
+    assert np.max(np.abs(gap)) < 0.25
+    assert 0.9 < np.mean(ratio) < 1.02
