@@ -1,7 +1,8 @@
 """Models: how a row's outcome depends on its features, as a likelihood, and how well it is predicted.
 
 A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no more of it than that. Use one
-of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your own functions through `from_function`.
+of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your own functions through `from_function`; models
+written in NumPyro come through `covey.models.numpyro`, which has to be imported by name, as NumPyro is an extra.
 A `MixedModel` has parameters of each client's own as well; `split_network` makes one of a network.
 """
 

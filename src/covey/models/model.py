@@ -14,18 +14,22 @@ from covey.models.predictive import Predictive
 
 
 class Model(NamedTuple):
-    """A likelihood p(y | x, params) as pure functions; a prior, where a method has one, is the method's.
+    """A likelihood p(y | x, params) as pure functions; a prior is the method's, unless the model has its own.
 
     name: what reports call it.
     init: (key, spec) -> params, a pytree of floating-point arrays and nothing else. Data that do not fit raise a ValueError.
     log_likelihood: (params, rows) -> log p(y | x) by row, with all normalising constants.
     predictive: (params, x) -> the predictive distribution of the outcomes of the rows x.
+    log_prior: (params) -> log p(params) up to a constant, for methods that sample a posterior; counted once, not once a client.
+    describe: (params) -> {name: value}: parameters as users know them; None where params are all there is.
     """
 
     name: str
     init: Callable[[Key[Array, ""], Spec], PyTree]
     log_likelihood: Callable[[PyTree, Rows], Float[Array, " rows"]]
     predictive: Callable[[PyTree, Shaped[Array, " rows *features"]], Predictive]
+    log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
+    describe: Callable[[PyTree], dict[str, Array]] | None = None
 
 
 def from_predictive(

@@ -1,0 +1,179 @@
+"""A NumPyro model as pure functions of unconstrained values by site."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float, Key, Shaped
+from numpyro.distributions.transforms import biject_to
+from numpyro.handlers import seed, substitute, trace
+
+from covey.core.shard import Rows, Spec
+from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+
+Site: TypeAlias = Mapping[str, Any]  # what NumPyro records of one statement
+Trace: TypeAlias = Mapping[str, Site]
+Values: TypeAlias = dict[str, Array]
+Strategy: TypeAlias = Callable[..., Any]  # (site) -> value, of numpyro.infer
+
+
+class Program(NamedTuple):
+    """A NumPyro model as Covey calls it; the fields after the first four are what `learned` finds out.
+
+    call: (rows, clients) runs it.
+    spec: what a row looks like.
+    strategy: where latent sites start.
+    shared: latent sites outside of the client plate.
+    effects: those inside in the order of their names, with the shapes of their unconstrained values.
+    common: sites to describe that all clients share.
+    own: sites to describe that are a client's, with the axis of the client plate.
+    observed: the site of the outcomes.
+    row_axis: the axis of its log-density that counts rows.
+    """
+
+    name: str
+    call: Callable[[Rows, int], object]
+    spec: Spec
+    strategy: Strategy
+    shared: tuple[str, ...] = ()
+    effects: Mapping[str, tuple[int, ...]] = {}
+    common: Mapping[str, None] = {}
+    own: Mapping[str, int] = {}
+    observed: str = ""
+    row_axis: int = -1
+
+    def rows(self, number: int) -> Rows:
+        """Rows of zeros."""
+        return jax.tree.map(lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), self.spec.rows)
+
+    def run(
+        self,
+        rows: Rows,
+        given: Values,
+        *,
+        clients: int = 1,
+        key: Key[Array, ""] | None = None,
+        strategy: Strategy | None = None,
+    ) -> Trace:
+        """The model's statements where sites have the values `given`; other latent sites by the strategy, or drawn."""
+
+        def value(site: Site) -> Array | None:
+            if site["type"] != "sample" or site["is_observed"]:
+                return None
+            if site["name"] in given:
+                return transform_of(site)(given[site["name"]])
+            if strategy is None or site["fn"].support.is_discrete:
+                return None
+            shape = (*site["kwargs"].get("sample_shape", ()), *site["fn"].shape())
+            return jnp.broadcast_to(jnp.asarray(strategy(site), float), shape)
+
+        seeded = seed(self.call, jax.random.key(0) if key is None else key)
+        return trace(substitute(seeded, substitute_fn=value)).get_trace(rows, clients)
+
+    def unconstrained(
+        self, given: Values, sites: Iterable[str], *, key: Key[Array, ""] | None = None, strategy: Strategy | None = None
+    ) -> Values:
+        """Values of sites that are not given, by the strategy, or drawn."""
+        found = self.run(self.rows(1), given, key=key, strategy=strategy)
+        return {site: unconstrained(found[site]) for site in sites}
+
+    def init(self, key: Key[Array, ""], spec: Spec) -> Values:
+        """Where the shared sites start, if these are rows that the model was made for."""
+        made, given = (jax.tree.map(lambda leaf: leaf.shape, one.rows) for one in (self.spec, spec))
+        if (made, self.spec.classes) != (given, spec.classes):
+            raise ValueError(
+                f"{self.name}: made for rows of shapes {tuple(made)} and classes={self.spec.classes}, but these data have "
+                f"{tuple(given)} and classes={spec.classes}; make it with the spec of the data that are learned from"
+            )
+        return self.unconstrained({}, self.shared, key=key, strategy=self.strategy)
+
+    def log_density(self, given: Values, sites: Iterable[str]) -> Float[Array, ""]:
+        """That of the unconstrained values of these sites, given what they depend on."""
+        found = self.run(self.rows(1), given)
+        return sum((log_density(found[site], given[site]) for site in sites), jnp.zeros(()))
+
+    def log_likelihood(self, given: Values, rows: Rows) -> Float[Array, " rows"]:
+        """The log-density of the outcomes by row."""
+        terms = jnp.moveaxis(log_prob(self.run(rows, given)[self.observed]), self.row_axis, 0)
+        return terms.reshape(terms.shape[0], -1).sum(axis=1)
+
+    def predictive(self, given: Values, x: Shaped[Array, " rows *features"]) -> Predictive:
+        """What the model says of outcomes. It is called with some, zeros, which its distributions cannot depend on."""
+        site = self.run(Rows(x, self.rows(x.shape[0]).y), given)[self.observed]
+        found = predictive_of(site, x.shape[0])
+        if found is None:
+            raise ValueError(
+                f"{self.name}: predictions are of one Bernoulli, Categorical, Normal or Poisson outcome a row, but the observed "
+                f"site {self.observed!r} is {type(unwrapped(site['fn'])).__name__} with log-densities of shape "
+                f"{log_prob(site).shape}; a method can learn from it, not predict it"
+            )
+        return found
+
+    def described(self, given: Values, sites: Mapping[str, int | None]) -> Values:
+        """Sites in the terms of the model, a client's without the axis of the plate."""
+        found = self.run(self.rows(1), given)
+        values = {site: jnp.asarray(found[site]["value"]) for site in sites}
+        return {site: values[site] if axis is None else jnp.squeeze(values[site], axis) for site, axis in sites.items()}
+
+
+def predictive_of(site: Site, rows: int) -> Predictive | None:
+    """Covey's predictive of an observed site; None where there is none such."""
+    base, terms = unwrapped(site["fn"]), log_prob(site)
+    kind = type(base)
+    if terms.size != rows:
+        return None
+
+    def by_row(values, *event: int) -> Float[Array, " rows *event"]:
+        return jnp.broadcast_to(values, (*terms.shape, *event)).reshape(rows, *event).astype(terms.dtype)
+
+    if issubclass(kind, (dist.BernoulliProbs, dist.BernoulliLogits)):
+        return Categorical.of_logit(by_row(base.logits))
+    if issubclass(kind, (dist.CategoricalProbs, dist.CategoricalLogits)):
+        return Categorical.of_logits(by_row(base.logits, base.logits.shape[-1]))
+    if issubclass(kind, dist.Normal):
+        return Normal(by_row(base.loc), by_row(base.scale))
+    if issubclass(kind, dist.Poisson):
+        rate = by_row(base.rate)
+        return Poisson(jnp.log(jnp.maximum(rate, jnp.finfo(rate).tiny)))  # a rate of zero has no logarithm
+    return None
+
+
+def unwrapped(distribution: Any) -> Any:
+    """A distribution without what plates and masks wrap around it."""
+    while isinstance(distribution, (dist.ExpandedDistribution, dist.MaskedDistribution)):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def log_prob(site: Site) -> Array:
+    """The log-density of a site's value, by element of its batch."""
+    terms = site["fn"].log_prob(site["value"])
+    return terms if site["scale"] is None else site["scale"] * terms
+
+
+def log_density(site: Site, u: Array) -> Float[Array, ""]:
+    """That of a site's unconstrained value: log p(T(u)) + log |dT/du|."""
+    return jnp.sum(log_prob(site)) + jnp.sum(transform_of(site).log_abs_det_jacobian(u, site["value"]))
+
+
+def prior_mean(site: Site) -> Array:
+    """A strategy that draws nothing: the mean of a site's prior where it is finite, else the value at zero of its numbers."""
+    transform = transform_of(site)
+    middle = transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
+    try:
+        mean = site["fn"].mean
+    except (NotImplementedError, ValueError):  # as NumPyro says that a distribution has none
+        return middle
+    return jnp.where(jnp.isfinite(mean), mean, middle)
+
+
+def transform_of(site: Site) -> Any:
+    """T, from unconstrained numbers to the support."""
+    return biject_to(site["fn"].support)
+
+
+def unconstrained(site: Site) -> Array:
+    """T^-1 of a site's value."""
+    return transform_of(site).inv(site["value"])
