@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import optax
 import plotly.graph_objects as go
+from jaxtyping import Array
 
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpop import fedpop
@@ -146,7 +147,7 @@ def _typical(state: State) -> np.ndarray:
     return _joined(phi.weight + mean[1:], phi.bias + mean[0])
 
 
-def _joined(weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+def _joined(weight: Array, bias: Array) -> np.ndarray:
     return np.append(np.asarray(weight), np.asarray(bias))
 
 
