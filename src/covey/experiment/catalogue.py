@@ -11,7 +11,7 @@ from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
-from covey.channel import half, identity
+from covey.channel import CHANNELS as CODECS
 from covey.core import cohort
 from covey.data import LOADERS, FederatedData, Loader
 from covey.experiment.options import Factory
@@ -49,7 +49,7 @@ COHORTS: dict[str, Factory] = {
     "trace": trace,
 }
 
-CHANNELS: dict[str, Factory] = {"identity": identity, "half": half}
+CHANNELS: dict[str, Factory] = dict(CODECS)
 
 
 def table(

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 import optax
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from covey.channel import CHANNELS
+from covey.core.node import Channel
 from covey.experiment import toml
 
 Factory: TypeAlias = Callable[..., Any]  # what it makes depends on the table that names it
@@ -84,20 +86,31 @@ def unknown(where: str, name: str, known: Collection[str], what: str) -> str:
 
 def optimizer(where: str, given: toml.Value) -> tuple[optax.GradientTransformation | None, list[str]]:
     """An Optax optimiser from `{name = "sgd", learning_rate = 0.1}`, or from its name where it needs nothing else."""
+    built, errors = _named(where, given, OPTIMIZERS, "optimiser", '{name = "sgd", learning_rate = 0.1}')
+    return built if isinstance(built, optax.GradientTransformation) else None, errors
+
+
+def channel(where: str, given: toml.Value) -> tuple[Channel | None, list[str]]:
+    """A channel within another, from `{name = "dithering", levels = 7}`, or from its name where it needs nothing else."""
+    built, errors = _named(where, given, CHANNELS, "channel", '{name = "dithering", levels = 7}')
+    return built if isinstance(built, Channel) else None, errors
+
+
+def _named(
+    where: str, given: toml.Value, known: Mapping[str, Factory], what: str, example: str
+) -> tuple[object | None, list[str]]:
+    """What a table with a name and options makes, and errors."""
     table = {"name": given} if isinstance(given, str) else given
-    example = '{name = "sgd", learning_rate = 0.1}'
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
-        return None, [f"{where}: an optimiser is a table such as {example}, got {given!r}"]
-    if name not in OPTIMIZERS:
-        return None, [unknown(where, name, OPTIMIZERS, "optimiser")]
-    factory = OPTIMIZERS[name]
-    checked = check(where, options_of(factory), {key: value for key, value in table.items() if key != "name"})
+        return None, [f"{where}: {'an' if what[0] in 'aeiou' else 'a'} {what} is a table such as {example}, got {given!r}"]
+    if name not in known:
+        return None, [unknown(where, name, known, what)]
+    checked = check(where, options_of(known[name]), {key: value for key, value in table.items() if key != "name"})
     if checked.errors and isinstance(given, str):
         return None, [f"{where}: {name} needs more than its name; write a table such as {example}"]
     if checked.errors:
         return None, checked.errors
-    built = factory(**checked.values)
-    return built if isinstance(built, optax.GradientTransformation) else None, []
+    return known[name](**checked.values), []
 
 
 def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.Value | None, list[str]]:
@@ -107,6 +120,9 @@ def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.
         return None, None if option.default is None else NOTHING, []
     if optax.GradientTransformation in members:
         value, errors = optimizer(where, given)
+        return value, given, errors
+    if Channel in members:
+        value, errors = channel(where, given)
         return value, given, errors
     try:
         adapter = TypeAdapter(option.kind, config=ConfigDict(strict=True))
@@ -141,7 +157,7 @@ def _members(annotation: object) -> tuple[Any, ...]:
 
 
 def _is_plain(member: Any) -> bool:
-    if member in _SCALARS or member is optax.GradientTransformation:
+    if member in _SCALARS or member in (optax.GradientTransformation, Channel):
         return True
     origin = get_origin(member) or member
     if origin is Annotated:
@@ -159,5 +175,5 @@ def _has_schema(member: Any) -> bool:
 
 def _words(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
-    names[optax.GradientTransformation] = "an optimiser"
+    names |= {optax.GradientTransformation: "an optimiser", Channel: "a channel"}
     return " or ".join(names.get(member, str(member)) for member in _members(kind) if member is not NoneType)
