@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import optax
 
 from covey import models
+from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedem import fedem
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.vr_fedem import vr_fedem
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
 from covey.core.shard import all_rows
@@ -73,6 +76,9 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
+    "em": lambda: em(models.regression_mixture(components=2)),
+    "fedem": lambda: fedem(models.regression_mixture(components=2), step_size=0.2, batch_size=8),
+    "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
 
 # The same methods by other options: what a configuration can reach is walked through too.
@@ -85,5 +91,8 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
         models.mixed_linear(slopes=(2, 0)), step_size=1e-3, draws=3, burn_in=2, kernel=sgld(batch_size=8), prior="isotropic"
     ),
     "fedpop-map": lambda: fedpop(models.linear_map(effects=2), step_size=1e-3, draws=2, phi_prior=1.0, beta_prior=2.0),
+    "fedem-stream": lambda: fedem(
+        models.gaussian_mixture(components=2, covariance="full"), decay=0.6, batch_size=5, oracle="stream", weighting="equal"
+    ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

@@ -24,7 +24,7 @@ from covey.data.federated import PARTS, FederatedData, Part
 from covey.engines import round as rounds
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.round import grid
-from covey.engines.rows import need_rows
+from covey.engines.rows import enrolled, need_rows
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
@@ -54,7 +54,7 @@ class Loop:
         self.sampler = (cohorts.full() if cohort is None else cohort)(data.counts("train"))
         self.faults = (Faults() if faults is None else faults).checked()
         self.root = root_key(seed)
-        self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
+        self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, enrolled(data))
         self.sizes = rounds.sizes_of(self.channel, self.shapes)
         self.programs = Programs(algorithm, self.channel, self.root)
         self.sites = self._sites(data)
@@ -71,7 +71,7 @@ class Loop:
         """Before the first round: sites that know nothing."""
         self.sites = self._sites(self.data)
         self.accepted, self.delayed = [NEVER] * self.data.clients, []
-        return LoopState(0, self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec))
+        return LoopState(0, self.algorithm.init(key_for(self.root, Stream.INIT, 0), enrolled(self.data)))
 
     def advance(self, state: LoopState, number: int) -> tuple[LoopState, list[Line]]:
         """Run `number` rounds. Returns the new state and one line of metrics a round."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.core.shard import Shard
+from covey.core.shard import Shard, Spec
 from covey.data.federated import FederatedData, Part
 from covey.engines.round import grid
 
@@ -89,6 +89,11 @@ def need_rows(data: FederatedData, part: Part) -> None:
     """An error where no client has rows of the part."""
     if not data.counts(part).any():
         raise ValueError(f"the data have no {part} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+
+
+def enrolled(data: FederatedData) -> Spec:
+    """What a method's `init` is told: the shapes of a row, and what a server knows of the clients that enrolled with it."""
+    return data.spec._replace(clients=data.clients, examples=int(data.counts("train").sum()))
 
 
 def shard_of(view: View, capacity: int) -> Shard:

@@ -28,7 +28,7 @@ from covey.engines import round as rounds
 from covey.engines.evaluation import Evaluation
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.record import Line, as_lines
-from covey.engines.rows import DeviceRows, Storage, View, rows_of
+from covey.engines.rows import DeviceRows, Storage, View, enrolled, rows_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
@@ -75,7 +75,7 @@ class Simulation:
             faults=(Faults() if faults is None else faults).checked(),
         )
         self.root = root_key(seed)
-        self.shapes = rounds.shapes_of(algorithm, self.protocol.channel, self.root, data.spec)
+        self.shapes = rounds.shapes_of(algorithm, self.protocol.channel, self.root, enrolled(data))
         self.sizes = rounds.sizes_of(self.protocol.channel, self.shapes)
         self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
@@ -90,7 +90,7 @@ class Simulation:
 
     def start(self) -> EngineState:
         """Before the first round."""
-        server = self.protocol.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
+        server = self.protocol.algorithm.init(key_for(self.root, Stream.INIT, 0), enrolled(self.data))
         return self.driver.start(server)
 
     def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[Line]]:

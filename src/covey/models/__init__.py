@@ -7,13 +7,17 @@ of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your ow
 from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
+from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
+from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, linear, logistic, poisson, softmax
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
 from covey.models.model import Model, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
+from covey.models.poisson_mixture import PoissonMixture, poisson_mixture
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 from covey.models.recurrent import CharacterLSTM, character_lstm
+from covey.models.regression_mixture import RegressionMixture, regression_mixture
 
 MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
@@ -35,19 +39,32 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
 }
 """Models with random effects for each client, for the methods that know what to do with them."""
 
+LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
+    "gaussian_mixture": gaussian_mixture,
+    "poisson_mixture": poisson_mixture,
+    "regression_mixture": regression_mixture,
+}
+"""Models with latent variables, for the methods of the EM family."""
+
 __all__ = [
+    "LATENT_MODELS",
     "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
+    "GaussianMixture",
+    "LatentModel",
     "Linear",
     "MixedModel",
     "Model",
     "Normal",
     "Perceptron",
     "Poisson",
+    "PoissonMixture",
     "Predictive",
+    "RegressionMixture",
+    "Repairs",
     "averaged",
     "character_lstm",
     "cifar_cnn",
@@ -55,6 +72,7 @@ __all__ = [
     "femnist_cnn",
     "from_equinox",
     "from_function",
+    "gaussian_mixture",
     "linear",
     "linear_map",
     "logistic",
@@ -66,5 +84,7 @@ __all__ = [
     "mlp",
     "own_parameters",
     "poisson",
+    "poisson_mixture",
+    "regression_mixture",
     "softmax",
 ]
