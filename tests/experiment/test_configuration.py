@@ -253,3 +253,15 @@ def test_a_channel_for_a_part_of_the_upload():
     np.testing.assert_array_equal(got["phi"], up["phi"])
     assert np.count_nonzero(got["beta"]) == 1
     assert np.max(got["beta"]) < 1
+
+
+def test_the_em_family_from_plain_values():
+    model = {"name": "gaussian_mixture", "components": 2, "covariance": "diagonal", "means": [[0.0] * 10, [1.0] * 10]}
+    method = {"name": "fedem", "step_size": 0.5, "decay": 0.6, "batch_size": 8, "oracle": "stream", "memory_rate": 0.8}
+    checked = configuration.checked(tables(model=model, method=method))
+    assert checked.tables["model"]["ridge"] == 1e-6
+    assert configuration.build(checked).method.name == "fedem"
+    with pytest.raises(ConfigurationError, match="fedem cannot use the model 'logistic'; it needs one of gaussian_mixture"):
+        configuration.checked(tables(method=method))
+    vr = configuration.checked(tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4}))
+    assert configuration.build(vr).method.name == "vr_fedem"
