@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from covey import models
+from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedem import fedem
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.vr_fedem import vr_fedem
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
 from covey.core.shard import all_rows
@@ -78,6 +81,9 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
+    "em": lambda: em(models.regression_mixture(components=2)),
+    "fedem": lambda: fedem(models.regression_mixture(components=2), step_size=0.2, batch_size=8),
+    "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
 
 # The same methods by other options: what a configuration can reach is walked through too.
@@ -116,5 +122,8 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedrep-steps": lambda: fedrep(models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"),
     "fedrep-nothing-personal": lambda: fedrep(models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1),
     "fedper-nothing-shared": lambda: fedper(models.split_network(models.linear(), personal="all"), weighting="equal"),
+    "fedem-stream": lambda: fedem(
+        models.gaussian_mixture(components=2, covariance="full"), decay=0.6, batch_size=5, oracle="stream", weighting="equal"
+    ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

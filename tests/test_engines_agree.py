@@ -7,7 +7,7 @@ from methods import METHODS, VARIANTS, remembering
 from problems import linear_gaussian
 
 from covey.algorithms.fedavg import Up
-from covey.channel import by_part, half, identity
+from covey.channel import by_part, dithering, half, identity, only, top_k
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.engines.loop import Loop
@@ -77,6 +77,18 @@ def test_a_memory_moves_by_what_was_sent(data):
 def test_a_channel_by_part(data):
     channel = by_part(Up(half(), identity()))
     assert_agree(METHODS["fedavg"], data, channel=channel, tolerance=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "channel"),
+    [
+        ("remembering", top_k(k=1)),  # whose memory must survive lost uploads too
+        ("fedpop", only("phi", dithering(levels=7))),
+    ],
+    ids=["top_k", "only"],
+)
+def test_compressors(method, channel, data):
+    assert_agree(EVERY[method], data, channel=channel, faults=Faults(dropout=0.3))
 
 
 def test_draws(data):

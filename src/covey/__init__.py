@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from covey import data as data
     from covey import kernels as kernels
     from covey import models as models
+    from covey.algorithms.em import em as em
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
+    from covey.algorithms.fedem import fedem as fedem
     from covey.algorithms.fedper import fedper as fedper
     from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
     from covey.algorithms.fedrep import fedrep as fedrep
     from covey.algorithms.local import local as local
     from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
+    from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
     from covey.core import cohort as cohort
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
@@ -35,14 +38,17 @@ _PLACES = {
     "data": "covey.data",
     "kernels": "covey.kernels",
     "models": "covey.models",
+    "em": "covey.algorithms.em:em",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",
+    "fedem": "covey.algorithms.fedem:fedem",
     "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
     "fedrep": "covey.algorithms.fedrep:fedrep",
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
+    "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "load": "covey.data.loaders:load",

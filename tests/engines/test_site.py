@@ -1,18 +1,21 @@
 """The acknowledgement rule: a site's memory moves only by what the server accepted."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import linear_gaussian
 
-from covey.channel import identity
+from covey.channel import dithering, identity
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.keys import root_key
 from covey.core.metrics import Mean
 from covey.core.shard import Rows, Spec, whole
 from covey.core.wire import WireError
+from covey.engines.loop import Loop, LoopState
 from covey.engines.round import shapes_of
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, seal
 
@@ -97,3 +100,22 @@ def test_broken_and_misdirected_messages_are_refused_and_named(site):
         site.receive(b"abc")
     assert site.node is None
     assert site.pending is None
+
+
+def test_a_forged_payload_is_left_out_and_its_client_named():
+    """Level 7 of 5, with a right checksum, from a site that calls its numbers finite."""
+    engine = Loop(counting(), linear_gaussian().data, seed=0, channel=dithering(levels=5))
+    site, like = engine.sites[3], Answer(engine.shapes.payload, engine.shapes.client_info, np.bool_(True))
+
+    def forge(message):
+        reply = type(site).receive(site, message)
+        answer = open_body(reply, like)
+        code = answer.payload.code
+        forged = replace(answer.payload, code=code._replace(codes=np.full_like(code.codes, 255)))
+        return seal(open_header(reply), answer._replace(payload=forged))
+
+    site.receive = forge
+    state = LoopState(0, jnp.zeros(()))
+    state, lines = engine.advance(state, 1)
+    assert (lines[0]["clients"], lines[0]["diverged"], lines[0]["diverged_id"]) == (4, 1, site.client_id)
+    assert float(state.server) == 4.0

@@ -61,6 +61,14 @@ def tables(**changes: object) -> dict:
         ({"method__client_optimizer": "sgd"}, "method.client_optimizer: sgd needs more than its name"),
         ({"method__client_optimizer": {"name": "sdg"}}, "method.client_optimizer: unknown optimiser 'sdg'; did you mean 'sgd'?"),
         ({"method__client_optimizer": 0.1}, "method.client_optimizer: an optimiser is a table such as"),
+        ({"channel": {"name": "dithering"}}, "channel.levels is missing (a whole number)"),
+        ({"channel": {"name": "dithering", "levels": 7, "norm": 3}}, "channel.norm: input should be 1, 2 or 'inf', got 3"),
+        ({"channel": {"name": "half", "part": 3}}, "channel.part: input should be a valid string or"),
+        ({"channel": {"name": "clipping", "maximum": 1.0, "then": 3}}, "channel.then: a channel is a table such as"),
+        (
+            {"channel": {"name": "clipping", "maximum": 1.0, "then": {"name": "dithring"}}},
+            "channel.then: unknown channel 'dithring'; did you mean 'dithering'?",
+        ),
         (
             {"method__client_optimizer": {"name": "sgd", "learning_rate": 0.1, "momentm": 0.9}},
             "method.client_optimizer.momentm: unknown key 'momentm'; did you mean 'momentum'?",
@@ -244,3 +252,37 @@ def test_an_availability_trace_from_a_file(tmp_path):
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(ValueError, match=told):
             COHORTS["trace"](tmp_path / "bad.csv")
+
+
+def sent(table: dict, up) -> tuple:
+    """What becomes of an upload through the channel that a table names, and how the table is recorded."""
+    checked = configuration.checked(tables(channel=table))
+    channel = configuration.build(checked).channel
+    payload, _ = channel.encode(jax.random.key(0), channel.init(up), up)
+    return channel.decode(payload), checked.tables["channel"]
+
+
+def test_a_channel_for_a_part_of_the_upload():
+    up = {"phi": jnp.arange(1.0, 9.0), "beta": jnp.arange(3.0) / 3}
+    got, record = sent({"name": "dithering", "levels": 7, "norm": 2, "part": "phi"}, up)
+    assert record == {"name": "dithering", "levels": 7, "norm": 2, "part": "phi"}
+    np.testing.assert_array_equal(got["beta"], up["beta"])
+    step = np.linalg.norm(up["phi"]) / 7
+    np.testing.assert_allclose(got["phi"] / step, np.round(got["phi"] / step), atol=1e-5)
+    assert np.any(np.asarray(got["phi"]) != np.asarray(up["phi"]))
+    got, _ = sent({"name": "clipping", "maximum": 1.0, "then": {"name": "top_k", "k": 1}, "part": ["beta"]}, up)
+    np.testing.assert_array_equal(got["phi"], up["phi"])
+    assert np.count_nonzero(got["beta"]) == 1
+    assert np.max(got["beta"]) < 1
+
+
+def test_the_em_family_from_plain_values():
+    model = {"name": "gaussian_mixture", "components": 2, "covariance": "diagonal", "means": [[0.0] * 10, [1.0] * 10]}
+    method = {"name": "fedem", "step_size": 0.5, "decay": 0.6, "batch_size": 8, "oracle": "stream", "memory_rate": 0.8}
+    checked = configuration.checked(tables(model=model, method=method))
+    assert checked.tables["model"]["ridge"] == 1e-6
+    assert configuration.build(checked).method.name == "fedem"
+    with pytest.raises(ConfigurationError, match="fedem cannot use the model 'logistic'; it needs one of gaussian_mixture"):
+        configuration.checked(tables(method=method))
+    vr = configuration.checked(tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4}))
+    assert configuration.build(vr).method.name == "vr_fedem"

@@ -6,4 +6,9 @@ from covey.core.node import Channel
 
 def identity() -> Channel:
     """Uploads travel as they are."""
-    return Channel(init=no_state, encode=lambda key, state, up: (up, state), decode=lambda payload: payload)
+    return Channel(
+        init=no_state,
+        encode=lambda key, state, up: (up, state),
+        decode=lambda payload: payload,
+        omega=lambda up: 0.0,
+    )

@@ -38,7 +38,11 @@ def by_part(channels: PyTree) -> Channel:
     def bits(payload):
         return sum(channel.bits(part) for channel, part in zip(parts, payload, strict=True))
 
-    return Channel(init, encode, decode, bits)
+    def omega(up):
+        bounds = [channel.omega(part) for channel, part in zip(parts, cut(up), strict=True) if channel.omega is not None]
+        return max(bounds)
+
+    return Channel(init, encode, decode, bits, None if any(part.omega is None for part in parts) else omega)
 
 
 def _is_channel(value: object) -> bool:

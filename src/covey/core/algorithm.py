@@ -52,7 +52,7 @@ class Algorithm(NamedTuple):
     """A federated method.
 
     name: what reports call it.
-    init: (key, spec) -> server state.
+    init: (key, spec) -> server state; `spec` also counts the clients and their training rows.
     init_client: (key, down, data) -> client state, at the client's first round.
     broadcast: (server state) -> down.
     client: (key, down, client state, data) -> Local(up, pending, info).

@@ -19,12 +19,14 @@ class Channel(NamedTuple):
     encode: (key, channel state, upload) -> (payload, channel state). The payload is what travels.
     decode: (payload) -> the upload as the server sees it.
     bits: (payload) -> bits on the wire; needs shapes and types only.
+    omega: (shapes of an upload) -> the bound of E||C(x) - x||^2 <= omega ||x||^2; None for a channel that is biased.
     """
 
     init: Callable[[Message], State]
     encode: Callable[[Key[Array, ""], State, Message], tuple[PyTree, State]]
     decode: Callable[[PyTree], Message]
     bits: Callable[[PyTree], int] = tree.bits
+    omega: Callable[[Message], float] | None = None
 
 
 class Node(NamedTuple):

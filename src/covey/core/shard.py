@@ -30,16 +30,18 @@ class Rows(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What one row looks like; a model takes its shapes from here.
+    """What one row looks like, from which a model takes its shapes; and, from an engine, how many there are in all.
 
     rows: the row structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
     classes: the number of labels, or None where the outcome is a number.
-    clients: how many clients there are, where that is known.
+    clients: the number of clients, whether they take part or not.
+    examples: the number of training rows that they have together.
     """
 
     rows: PyTree
     classes: int | None = None
     clients: int | None = None
+    examples: int | None = None
 
 
 class Batch(NamedTuple):

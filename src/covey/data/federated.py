@@ -32,7 +32,7 @@ class FederatedData:
     bounds: for each client, the row numbers where its training, validation and test rows start, and where it ends.
     ids: stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a client in every subset.
     names: what reports call the clients; None stands for the ids.
-    spec: the shapes of one row, the number of labels and of clients.
+    spec: the shapes of one row, the number of labels, of clients and of their training rows.
     """
 
     rows: PyTree
@@ -42,7 +42,8 @@ class FederatedData:
     spec: Spec
 
     def __post_init__(self):
-        object.__setattr__(self, "spec", self.spec._replace(clients=self.clients))  # in subsets too
+        examples = int(self.counts("train").sum())
+        object.__setattr__(self, "spec", self.spec._replace(clients=self.clients, examples=examples))  # in subsets too
 
     @classmethod
     def from_rows(

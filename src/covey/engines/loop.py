@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
+from covey.core import tree
 from covey.core.algorithm import Aggregate, Algorithm, Message, State
 from covey.core.faults import Faults, fate
 from covey.core.keys import Stream, key_for, root_key
@@ -63,6 +64,7 @@ class Loop:
         self._cohort = jax.jit(self.sampler.sample)
         self._fate = jax.jit(partial(fate, self.faults))
         self._add = jax.jit(self._added)
+        self._decodes = jax.jit(lambda payload: tree.is_finite(self.channel.decode(payload)))
         self._close = jax.jit(partial(rounds.close_round, protocol))
 
     def start(self) -> LoopState:
@@ -159,7 +161,7 @@ class Loop:
         if header.round != t or self.accepted[position] == t:
             return tally
         answer: Answer = open_body(message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True)))
-        if not answer.finite:
+        if not (answer.finite and self._decodes(answer.payload)):  # a site may say what it likes of its own numbers
             return tally._replace(diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id))
         self.accepted[position] = t
         return self._add(tally, answer, weight)

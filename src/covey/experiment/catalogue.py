@@ -5,32 +5,38 @@ from pathlib import Path
 
 import numpy as np
 
+from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedem import fedem
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
-from covey.channel import half, identity
+from covey.algorithms.vr_fedem import vr_fedem
+from covey.channel import CHANNELS as CODECS
 from covey.core import cohort
 from covey.data import LOADERS, FederatedData, Loader
 from covey.experiment.options import Factory
-from covey.models import MIXED_MODELS
+from covey.models import LATENT_MODELS, MIXED_MODELS
 from covey.models import MODELS as PLAIN_MODELS
 
-MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS}
+MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS}
 
 METHODS: dict[str, Factory] = {
+    "em": em,
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
     "fedper": fedper,
+    "fedem": fedem,
     "fedpop": fedpop,
     "fedprox": fedprox,
     "fedrep": fedrep,
     "local": local,
     "mb_sgd": mb_sgd,
+    "vr_fedem": vr_fedem,
 }
 
 
@@ -53,7 +59,7 @@ COHORTS: dict[str, Factory] = {
     "trace": trace,
 }
 
-CHANNELS: dict[str, Factory] = {"identity": identity, "half": half}
+CHANNELS: dict[str, Factory] = dict(CODECS)
 
 
 def table(

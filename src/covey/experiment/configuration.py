@@ -1,8 +1,9 @@
 """A run from a TOML file.
 
 Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]` and `[faults]`. The first three and the
-cohort and channel have a `name` (see `catalogue`); their other keys are the options of the factory of that name. Everything is
-checked before anything is loaded, and all mistakes are reported at once.
+cohort and channel have a `name` (see `catalogue`); their other keys are the options of the factory of that name. `[channel]` also
+takes `part`, the parts of the upload that the channel is for, by name. Everything is checked before anything is loaded, and all
+mistakes are reported at once.
 """
 
 import inspect
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from covey.channel import only
 from covey.core.algorithm import Algorithm
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
@@ -90,6 +92,12 @@ def prepare(
     return data, unseen
 
 
+def _channel(factory: Factory, *, part: str | list[str] | None = None, **options: Any) -> Channel:
+    """A channel for all of an upload, or for the parts named."""
+    whole = factory(**options)
+    return whole if part is None else only(part, whole)
+
+
 def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) -> Configuration:
     """Read a file, change what `overrides` ("table.key=value") and `seed` say, and check it.
 
@@ -160,7 +168,7 @@ def build(configuration: Configuration) -> Parts:
         data=data,
         unseen=unseen,
         cohort=factories["cohort"](**options["cohort"]),
-        channel=factories["channel"](**options["channel"]),
+        channel=_channel(factories["channel"], **options["channel"]),
         faults=Faults(**options["faults"]).checked(),
     )
 
@@ -185,7 +193,7 @@ def _options(place: str, factory: Factory) -> dict[str, Option]:
     if place == "run":
         return options_of(run, without=_NOT_IN_RUN)
     options = options_of(factory, without=("model",))
-    return options | _PREPARATION if place == "data" else options
+    return options | {"data": _PREPARATION, "channel": _PART}.get(place, {})
 
 
 def _misfit(factories: Mapping[str, Factory]) -> list[str]:
@@ -217,3 +225,4 @@ def _set(tables: dict[str, Any], override: str) -> None:
 
 
 _PREPARATION = options_of(prepare, without=("data", "seed"))
+_PART = {"part": options_of(_channel)["part"]}

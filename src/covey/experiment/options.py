@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 import optax
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from covey.channel import CHANNELS
+from covey.core.node import Channel
 from covey.experiment import toml
 from covey.kernels import KERNELS, Kernel
 from covey.models.effects import LAWS, Law
@@ -40,6 +42,7 @@ class Kind(NamedTuple):
 KINDS: dict[type, Kind] = {
     optax.GradientTransformation: Kind("optimiser", OPTIMIZERS, '{name = "sgd", learning_rate = 0.1}'),
     Kernel: Kind("kernel", KERNELS, '{name = "sgld", batch_size = 32}'),
+    Channel: Kind("channel", CHANNELS, '{name = "dithering", levels = 7}'),
     Law: Kind("law", LAWS, '{name = "gaussian", covariance = "full"}'),
 }
 
@@ -100,7 +103,7 @@ def unknown(where: str, name: str, known: Collection[str], what: str) -> str:
 
 
 def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
-    """An optimiser, a kernel or a law from `{name = "sgd", learning_rate = 0.1}`, or from its name where that is enough."""
+    """An optimiser, kernel, channel or law from `{name = "sgd", learning_rate = 0.1}`, or from its name where that is enough."""
     word, factories, example = KINDS[kind]
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):

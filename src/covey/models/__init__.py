@@ -10,13 +10,17 @@ from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
 from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
+from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
+from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
 from covey.models.model import Model, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
+from covey.models.poisson_mixture import PoissonMixture, poisson_mixture
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 from covey.models.recurrent import CharacterLSTM, character_lstm
+from covey.models.regression_mixture import RegressionMixture, regression_mixture
 from covey.models.split import (
     divide,
     join,
@@ -51,13 +55,23 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
 }
 """Models with effects of each client's own, for the methods that know what to do with them."""
 
+LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
+    "gaussian_mixture": gaussian_mixture,
+    "poisson_mixture": poisson_mixture,
+    "regression_mixture": regression_mixture,
+}
+"""Models with latent variables, for the methods of the EM family."""
+
 __all__ = [
+    "LATENT_MODELS",
     "LAWS",
     "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
+    "GaussianMixture",
+    "LatentModel",
     "Law",
     "Linear",
     "MixedModel",
@@ -66,7 +80,10 @@ __all__ = [
     "Normal",
     "Perceptron",
     "Poisson",
+    "PoissonMixture",
     "Predictive",
+    "RegressionMixture",
+    "Repairs",
     "averaged",
     "character_lstm",
     "cifar_cnn",
@@ -78,6 +95,7 @@ __all__ = [
     "from_equinox",
     "from_function",
     "gaussian",
+    "gaussian_mixture",
     "join",
     "linear",
     "linear_map",
@@ -95,6 +113,8 @@ __all__ = [
     "mlp",
     "own_parameters",
     "poisson",
+    "poisson_mixture",
+    "regression_mixture",
     "softmax",
     "split_network",
 ]

@@ -1,0 +1,174 @@
+"""What is particular to a compressor; what all have in common is in test_every_channel.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from covey.algorithms.fedavg import Up
+from covey.algorithms.fedpop import Effects, Population
+from covey.channel import block_quantisation, by_part, clipping, dithering, half, identity, natural, only, rand_k, top_k
+from covey.channel.packing import pack, unpack, width_of
+from covey.channel.vector import Parcel, check_norm
+
+X = jnp.asarray([3.0, -4.0, 0.5, 0.0, 12.0, -0.25, 1.0])
+
+
+@functools.cache
+def program(channel):
+    def send(key, up):
+        payload, state = channel.encode(key, channel.init(up), up)
+        return payload, channel.decode(payload), state
+
+    return jax.jit(send)
+
+
+def send(channel, up, key=0):
+    return program(channel)(jax.random.key(key), up)
+
+
+@pytest.mark.parametrize(("width", "number"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)])
+def test_packing(width, number):
+    numbers = np.random.default_rng(width).integers(0, 2**width, number, np.uint32)
+    packed = pack(jnp.asarray(numbers), width)
+    assert packed.shape == (-(-len(numbers) * width // 8),)
+    np.testing.assert_array_equal(unpack(packed, width, len(numbers)), numbers)
+    # The same string by plain arithmetic: number i lies at bit i * width.
+    whole = sum(int(number) << (place * width) for place, number in enumerate(numbers))
+    assert bytes(np.asarray(packed)) == whole.to_bytes(len(packed), "little")
+
+
+def test_width():
+    assert [width_of(largest) for largest in (0, 1, 2, 3, 4, 7, 8, 255)] == [1, 1, 2, 2, 3, 3, 4, 8]
+
+
+@pytest.mark.parametrize("norm", [1, 2, "inf"])
+def test_dithering_sends_neighbouring_levels(norm):
+    order = {1: 1, 2: 2, "inf": np.inf}[norm]
+    step = np.linalg.norm(np.asarray(X, np.float64), order) / 5
+    exact = np.asarray(X, np.float64) / step
+    channel = dithering(levels=5, norm=norm)
+    for key in range(5):
+        payload, sent, _ = send(channel, X, key)
+        level = np.asarray(sent, np.float64) / step
+        np.testing.assert_allclose(level, np.round(level), atol=1e-5)
+        assert np.all(np.abs(level - exact) < 1)
+        assert np.all(level * exact >= 0)
+    np.testing.assert_allclose(payload.code.norm, 5 * step, rtol=1e-6)
+
+
+def test_blocks_have_norms_of_their_own():
+    payload, sent, _ = send(block_quantisation(block=3, norm=1), X)
+    np.testing.assert_allclose(payload.code.norms, [7.5, 12.25, 1.0], rtol=1e-6)
+    assert set(np.abs(np.asarray(sent[:3]))) <= {0, 7.5}
+    assert float(sent[6]) == 1.0  # alone in its block
+    assert float(sent[3]) == 0.0
+
+
+def test_rand_k_sends_k_numbers_from_a_seed_of_its_own():
+    channel, places = rand_k(k=3), set()
+    for key in range(20):
+        payload, sent, _ = send(channel, X + 0.1, key)
+        on = np.flatnonzero(sent)
+        assert len(on) == 3
+        np.testing.assert_allclose(np.asarray(sent)[on], np.asarray(X + 0.1)[on] * 7 / 3, rtol=1e-6)
+        assert np.any(np.asarray(payload.code.seed) != jax.random.key_data(jax.random.key(key)))
+        places |= set(on)
+    assert places == set(range(7))
+    np.testing.assert_array_equal(np.sort(send(rand_k(k=7), X)[1]), np.sort(X))
+
+
+def test_natural_compression_sends_powers_of_two_around():
+    sent = np.asarray(send(natural(), jnp.tile(X, 100))[1]).reshape(100, 7)
+    for place, (low, high) in enumerate([(2, 4), (-4, -4), (0.5, 0.5), (0, 0), (8, 16), (-0.25, -0.25), (1, 1)]):
+        assert set(sent[:, place]) == {low, high}
+
+
+def test_top_k_remembers_what_it_did_not_send():
+    channel, meant, sent = top_k(k=2), np.zeros(7), np.zeros(7)
+    state, encode = channel.init(X), jax.jit(channel.encode)
+    for step in range(6):
+        up = X * (1 + 0.1 * step)
+        payload, state = encode(jax.random.key(step), state, up)
+        arrived = np.asarray(channel.decode(payload))
+        if step == 0:
+            np.testing.assert_array_equal(arrived, [0, -4, 0, 0, 12, 0, 0])
+        meant, sent = meant + np.asarray(up), sent + arrived
+        np.testing.assert_allclose(sent + np.asarray(state.error), meant, rtol=1e-5)
+    assert np.count_nonzero(sent) > 2  # others have had their turn
+
+
+def test_clipping_keeps_the_direction_and_short_vectors():
+    _, sent, _ = send(clipping(maximum=2), {"a": X, "b": jnp.float32(5.0)})
+    whole = np.append(X, 5.0)
+    np.testing.assert_allclose(np.append(sent["a"], sent["b"]), whole * 2 / np.linalg.norm(whole), rtol=1e-6)
+    np.testing.assert_array_equal(send(clipping(maximum=20), X)[1], X)
+    _, sent, state = send(clipping(maximum=2, then=top_k(k=1)), X)
+    assert np.count_nonzero(sent) == 1
+    np.testing.assert_allclose(np.linalg.norm(sent + state.error), 2, rtol=1e-6)
+
+
+def forged(channel, change):
+    payload, _, _ = send(channel, X)
+    return channel.decode(Parcel(change(payload.code), payload.layout))
+
+
+def test_a_code_that_no_encoder_makes_is_not_a_number():
+    level = forged(dithering(levels=5), lambda code: code._replace(codes=jnp.full_like(code.codes, 255)))
+    byte = forged(block_quantisation(block=7), lambda code: code._replace(codes=jnp.full_like(code.codes, 250)))
+    place = forged(top_k(k=2), lambda code: code._replace(places=jnp.full_like(code.places, 255)))
+    assert all(np.isnan(vector).any() for vector in (level, byte, place))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dithering(levels=0), "levels must be from 1 to 65536, got 0"),
+        (lambda: check_norm("dithering", 3), 'norm must be 1, 2 or "inf", got 3'),
+        (lambda: block_quantisation(block=0), "block must be at least 1, got 0"),
+        (lambda: rand_k(k=0), "k must be at least 1, got 0"),
+        (lambda: top_k(k=-1), "k must be at least 1, got -1"),
+        (lambda: rand_k(k=8).omega(X), "k = 8 numbers cannot be chosen of the 7"),
+        (lambda: clipping(maximum=0.0), "maximum must be above 0, got 0"),
+        (lambda: only([], half()), "name at least one part"),
+        (lambda: send(natural(), {"n": jnp.arange(3)}), "only floats can be compressed, the upload has int32"),
+    ],
+)
+def test_bad_options(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+POPULATION = Population({"w": X, "b": X[:2]}, Effects(X[:3], X[:1]))
+
+
+@pytest.mark.parametrize(("part", "coded"), [("phi", ["w", "b"]), ("phi.w", ["w"]), (["phi.b"], ["b"])])
+def test_only_some_parts_are_compressed(part, coded):
+    """FedPop: phi is compressed, the law of the effects is not."""
+    channel = only(part, dithering(levels=2))
+    payload, sent, _ = send(channel, POPULATION)
+    for name in ("w", "b"):
+        assert np.array_equal(sent.phi[name], POPULATION.phi[name]) == (name not in coded)
+    np.testing.assert_array_equal(sent.beta.mean, POPULATION.beta.mean)
+    np.testing.assert_array_equal(sent.beta.log_scale, POPULATION.beta.log_scale)
+    inside = sum(POPULATION.phi[name].size for name in coded)
+    assert channel.bits(payload) == 8 * -(-3 * inside // 8) + 32 + 32 * (13 - inside)
+    assert channel.omega(POPULATION) == dithering(levels=2).omega(jnp.zeros(inside))
+
+
+def test_only_agrees_with_by_part():
+    parts = by_part(Population(dithering(levels=2), identity()))
+    assert parts.omega(POPULATION) == only("phi", dithering(levels=2)).omega(POPULATION)
+    assert by_part(Up(top_k(k=1), identity())).omega is None
+    one, other = parts.init(POPULATION), only("phi", top_k(k=2)).init(POPULATION)
+    assert not jax.tree.leaves(one)
+    assert other.error.shape == (9,)
+
+
+def test_a_part_that_is_not_there():
+    with pytest.raises(ValueError, match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale"):
+        send(only("psi", half()), POPULATION)
+    with pytest.raises(ValueError, match="none: it is a single array"):
+        send(only("phi", half()), X)
