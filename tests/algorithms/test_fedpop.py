@@ -10,14 +10,18 @@ import pandas as pd
 import pytest
 from scipy.optimize import minimize
 
-from covey import models
+from covey import channel, models
 from covey.algorithms.fedpop import Down, Personal, Population, fedpop
 from covey.core.algorithm import Aggregate, Empty
+from covey.core.cohort import uniform
+from covey.core.keys import Stream, key_for, root_key
+from covey.core.node import first_node, node_round
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data.federated import FederatedData
+from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
-from covey.kernels import sgld
-from covey.models import Linear
+from covey.kernels import ornstein_uhlenbeck, sgld
+from covey.models import Linear, MixedModel, Normal
 from covey.models.effects import Gaussian
 
 NOISE, STEP, SLOPES = 0.8, 0.01, (1,)
@@ -71,8 +75,11 @@ def one_client(rows=12):
 CLIENT = one_client()
 
 
-def method(**options):
-    return fedpop(models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=STEP, **options)
+SPEC = Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float)), clients=6)
+
+
+def method(*, step_size=STEP, scale=NOISE, **options):
+    return fedpop(models.mixed_linear(scale=scale, slopes=SLOPES), step_size=step_size, **options)
 
 
 def log_marginal(theta, x, y, design, noise):
@@ -116,10 +123,162 @@ def test_draws_are_those_of_the_posterior(down, batch_size):
 def test_a_client_goes_on_where_it_ended(down):
     fed, data = method(draws=3), whole(CLIENT.rows)
     far = Personal(jnp.array([[0.0, 0.0], [0.0, 0.0], [1.2, -0.9]]), Empty())
-    ends = jax.vmap(lambda key: fed.client(key, down, far, data).pending.draws)(jax.random.split(jax.random.key(0), KEYS))
+    ends = jax.jit(jax.vmap(lambda key: fed.client(key, down, far, data).pending.draws))(
+        jax.random.split(jax.random.key(0), KEYS)
+    )
     precision = np.linalg.inv(CLIENT.covariance)
     expected = far.draws[-1] - STEP * precision @ (far.draws[-1] - CLIENT.mean)
     assert np.all(np.abs(np.mean(ends[:, 0], 0) - expected) < 4 * np.sqrt(2 * STEP / KEYS))
+
+
+def test_draws_of_any_length_are_those_of_the_posterior(down):
+    """By the kernel that is exact here: after rounds, and however many are asked for; in the terms of the model."""
+    fed, data = method(step_size=1.5, draws=4, kernel=ornstein_uhlenbeck()), whole(CLIENT.rows)
+
+    @jax.jit
+    @jax.vmap
+    def chains(key):
+        first, later, more = jax.random.split(key, 3)
+        personal = fed.client(first, down, fed.init_client(first, down, data), data).pending
+        personal = fed.client(later, down, personal, data).pending
+        return personal.draws, fed.draws(more, down, personal, data, 50)
+
+    kept, described = chains(jax.random.split(jax.random.key(7), KEYS))
+    assert kept.shape == (KEYS, 4, 2)
+    effects = np.stack([described["intercept"] - THETA.phi.bias, described["slopes"][..., 0] - THETA.phi.weight[1]], -1)
+    assert effects.shape == (KEYS, 50, 2)
+    assert len(np.unique(effects[:, 0, 0])) == KEYS
+    for draws in (np.asarray(kept), effects):
+        means = draws.mean(1)
+        assert np.all(np.abs(means.mean(0) - CLIENT.mean) < 4 * means.std(0) / np.sqrt(KEYS))
+        spread = np.cov(draws.reshape(-1, 2).T)
+        np.testing.assert_allclose(np.sqrt(np.diag(spread)), np.sqrt(np.diag(CLIENT.covariance)), rtol=0.05)
+        assert spread[0, 1] == pytest.approx(CLIENT.covariance[0, 1], abs=0.1 * np.sqrt(np.prod(np.diag(CLIENT.covariance))))
+
+
+def test_annealing_is_more_noise(down):
+    """T multiplies the variance of Gaussian noise: the same draws, and the same gradients."""
+    fed = method(draws=3, burn_in=2, anneal=(16.0, 4))
+    state = fed.init(jax.random.key(0), SPEC)
+    found = [float(fed.broadcast(state._replace(round=jnp.int32(number))).temperature) for number in range(6)]
+    np.testing.assert_allclose(found, [16, 8, 4, 2, 1, 1])
+    data, noisier = whole(CLIENT.rows), method(scale=2 * NOISE, draws=3, burn_in=2)
+    start = Personal(jnp.zeros((3, 2)), Empty())
+
+    @jax.jit
+    def both(key):
+        return fed.client(key, down._replace(temperature=jnp.asarray(4.0)), start, data), noisier.client(key, down, start, data)
+
+    warm, plain = both(jax.random.key(1))
+    for one, other in zip(jax.tree.leaves(warm[:2]), jax.tree.leaves(plain[:2]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+def test_scaling_by_the_ratio(theta):
+    """b / |A| by hand; for cohorts of a fixed size the same as by inverse probabilities."""
+    ascent = {"phi_optimizer": optax.sgd(0.1), "beta_optimizer": optax.sgd(0.1)}
+    ups = jax.tree.map(lambda leaf: jnp.stack([jnp.cos(leaf), jnp.sin(3 * leaf)]), theta)
+    cohort = uniform(2)(np.ones(6)).sample(jax.random.key(0), 0)
+    weighted = jax.tree.map(lambda leaf: jnp.tensordot(cohort.weight, leaf, 1), ups)
+    plain = jax.tree.map(lambda leaf: leaf.sum(0), ups)
+    aggregate = Aggregate(weighted, plain, jnp.sum(cohort.weight), jnp.asarray(2.0))
+
+    def stepped(scaling, aggregate):
+        fed, key = method(scaling=scaling, **ascent), jax.random.key(0)
+        return jax.jit(lambda: fed.server(key, fed.init(key, SPEC)._replace(theta=theta), aggregate)[0].theta)()
+
+    by_ratio = stepped("ratio", aggregate)
+    np.testing.assert_allclose(by_ratio.phi.weight, theta.phi.weight + 0.1 * 6 / 2 * plain.phi.weight)
+    by_probability = stepped("inverse_probability", aggregate)
+    uneven = stepped("ratio", aggregate._replace(weighted=None, weight=None))
+    for one, *others in zip(*map(jax.tree.leaves, (by_ratio, by_probability, uneven)), strict=True):
+        for other in others:
+            np.testing.assert_allclose(one, other)
+    with pytest.raises(ValueError, match=r"scaling='ratio' needs the number of clients, Spec\.clients"):
+        method(scaling="ratio").init(jax.random.key(0), SPEC._replace(clients=None))
+
+
+def test_only_the_shared_part_is_rounded():
+    with jax.enable_x64(False):
+        fed, data, root = method(draws=2), whole(jax.tree.map(np.float32, CLIENT.rows)), root_key(0)
+        rounding = channel.by_part(Population(channel.half(), channel.identity()))
+        down = Down(jax.tree.map(jnp.float32, THETA), jnp.ones(()))
+
+        @jax.jit
+        def sent_and_meant():
+            node = first_node(fed, rounding, root, 3, down, data)
+            payload, _, _ = node_round(fed, rounding, root, 0, 3, down, node, data)
+            return rounding.decode(payload), fed.client(key_for(root, Stream.CLIENT, 0, 3), down, node.state, data).up
+
+        sent, meant = sent_and_meant()
+        for one, other in zip(jax.tree.leaves(sent.beta), jax.tree.leaves(meant.beta), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+        for one, other in zip(jax.tree.leaves(sent.phi), jax.tree.leaves(meant.phi), strict=True):
+            np.testing.assert_array_equal(one, one.astype(jnp.bfloat16).astype(jnp.float32))
+            np.testing.assert_allclose(one, other, rtol=2**-7)
+            assert np.all(one != other)
+
+
+def tables(*counts):
+    rng = np.random.default_rng(2)
+    return FederatedData.from_clients({f"site{rows}": (rng.normal(size=(rows, 2)), rng.normal(size=rows)) for rows in counts})
+
+
+def test_a_step_that_is_too_long():
+    """The chain of a client with many rows runs away: it is counted and named, the others go on. If all do, the run ends."""
+    data = tables(3, 300, 4)
+    with jax.enable_x64(False):
+        engine = Simulation(method(step_size=0.1, draws=80), data, seed=0)
+        state, lines = engine.advance(engine.start(), 2)
+        short, long = jax.tree.leaves((state.server, state.nodes)), Simulation(method(step_size=5.0, draws=80), data, seed=0)
+        with pytest.raises(
+            Diverged, match=r"round 1: all 3 uploads .* \(client \d among them\); make the client's step size smaller"
+        ):
+            long.advance(long.start(), 1)
+    for line in lines:
+        assert (line["clients"], line["diverged"], line["diverged_id"]) == (2, 1, data.ids[1])
+    assert all(np.all(np.isfinite(leaf)) for leaf in short)
+    np.testing.assert_array_equal(state.seen, [True, False, True])
+
+
+def location(*, shared, personal):
+    """y ~ N(shared + personal, 1), without the one or without the other."""
+
+    def predictive(phi, z, x):
+        centre = sum(jax.tree.leaves(phi), jnp.sum(z))
+        return Normal(jnp.full(len(x), centre), jnp.ones(len(x)))
+
+    return MixedModel(
+        name="location",
+        init=lambda key, spec: jnp.zeros(()) if shared else Empty(),
+        init_effects=lambda key, spec: jnp.zeros(int(personal)),
+        log_likelihood=lambda phi, z, rows: predictive(phi, z, rows.x).log_prob(rows.y),
+        predictive=predictive,
+    )
+
+
+def ran(fed, data, warning):
+    """Two rounds of a method that warns."""
+    with pytest.warns(UserWarning, match=warning):
+        engine = Simulation(fed, data, seed=0)
+    with pytest.warns(UserWarning, match=warning):
+        start = engine.start()
+    return engine.advance(start, 2)
+
+
+def test_without_effects_it_is_fedsgd():
+    data, model, ascent = tables(3, 9), location(shared=True, personal=False), optax.sgd(0.01)
+    fed = fedpop(model, step_size=0.1, draws=2, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent)
+    state, _ = ran(fed, data, "location has no effects: this is FedSGD on the shared parameters")
+    first = 0.01 * np.sum(data.rows.y)
+    np.testing.assert_allclose(state.server.theta.phi, first + 0.01 * np.sum(data.rows.y - first), rtol=1e-5)
+
+
+def test_without_shared_parameters_the_law_is_learned():
+    fed = fedpop(location(shared=False, personal=True), step_size=0.1, draws=2, beta_optimizer=optax.sgd(0.01))
+    state, lines = ran(fed, tables(3, 9), "location shares no parameters, only the law of the effects")
+    assert state.server.theta.beta.mean != 0
+    assert np.isfinite(lines[-1]["train_loss"])
 
 
 def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
@@ -138,12 +297,21 @@ def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
 def test_a_client_without_rows_has_the_prior(down):
     fed = method(draws=5000, adapt_burn_in=1)
     nothing = Shard(jax.tree.map(jnp.asarray, CLIENT.rows), jnp.int32(0), jnp.int32(0), 12)
-    draws = np.asarray(fed.adapt(jax.random.key(4), down, nothing).draws)
+
+    @jax.jit
+    def prior(key):
+        personal = fed.adapt(key, down, nothing)
+        more = fed.draws(key, down, personal, nothing, 5000)
+        return personal.draws, more, fed.client(key, down, personal, nothing).up.phi
+
+    kept, described, slope = prior(jax.random.key(4))
+    more = np.stack([described["intercept"] - THETA.phi.bias, described["slopes"][:, 0] - THETA.phi.weight[1]], -1)
     scale = np.exp(THETA.beta.log_scale)
-    assert np.all(np.abs(draws.mean(0) - THETA.beta.mean) < 4 * scale / np.sqrt(5000))
-    np.testing.assert_allclose(draws.std(0), scale, rtol=4 / np.sqrt(2 * 5000))
-    local = fed.client(jax.random.key(5), down, Personal(jnp.asarray(draws), Empty()), nothing)
-    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(local.up.phi))
+    for draws in (np.asarray(kept), more):
+        assert np.all(np.abs(draws.mean(0) - THETA.beta.mean) < 4 * scale / np.sqrt(5000))
+        np.testing.assert_allclose(draws.std(0), scale, rtol=4 / np.sqrt(2 * 5000))
+    assert not np.any(np.isclose(kept, more))
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(slope))
 
 
 def test_credible_intervals_cover():

@@ -1,7 +1,7 @@
 """What a local sampler is: a Markov kernel for a client's posterior, and a chain of its transitions."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from covey.core.algorithm import Empty
 from covey.core.shard import Batch, Shard, all_rows
+
+StepSize: TypeAlias = float | Float[Array, ""]
 
 
 class Posterior(NamedTuple):
@@ -39,12 +41,12 @@ class Kernel(NamedTuple):
     begin: (posterior, z, memory) -> memory, before the first transition of a round, when the posterior is a new one.
     """
 
-    step: Callable[[Key[Array, ""], Posterior, PyTree, PyTree, float], tuple[PyTree, PyTree]]
+    step: Callable[[Key[Array, ""], Posterior, PyTree, PyTree, StepSize], tuple[PyTree, PyTree]]
     init: Callable[[PyTree], PyTree] = lambda z: Empty()
     begin: Callable[[Posterior, PyTree, PyTree], PyTree] = lambda posterior, z, memory: memory
 
 
-def memoryless(move: Callable[[Key[Array, ""], Posterior, PyTree, float], PyTree]) -> Kernel:
+def memoryless(move: Callable[[Key[Array, ""], Posterior, PyTree, StepSize], PyTree]) -> Kernel:
     """The kernel of a transition (key, posterior, z, step size) -> z that carries nothing else."""
     return Kernel(lambda key, posterior, z, memory, step_size: (move(key, posterior, z, step_size), memory))
 
@@ -63,7 +65,7 @@ def chain(
     start: PyTree,
     memory: PyTree,
     *,
-    step_size: float,
+    step_size: StepSize,
     burn_in: int,
     draws: int,
 ) -> Chain:
