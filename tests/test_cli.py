@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+import xarray
 from typer.testing import CliRunner
 
 from covey import cli
@@ -159,6 +160,51 @@ def test_a_run_with_overrides_and_what_it_refuses(tmp_path):
     assert "run.seed was 9 and is now 5" in said
 
 
+def test_the_posterior_of_a_finished_run(tmp_path):
+    config, out = write_config(tmp_path, 2), tmp_path / "run"
+    text = config.read_text()
+    start, end = text.index("[method]"), text.index("[run]")
+    mixed = '[method]\nname = "fedpop"\nstep_size = 0.2\ndraws = 20\n\n'
+    config.write_text((text[:start] + mixed + text[end:]).replace('"logistic"', '"mixed_logistic"'))
+    assert call("run", config, "--out", out)[0] == 0
+
+    code, said = call("posterior", out, "--client", "c", "--client", "a", "--out", tmp_path / "new" / "summary.csv")
+    assert code == 0, said
+    assert "fedpop after 2 rounds" in said
+    written = pd.read_csv(tmp_path / "new" / "summary.csv", index_col=["client", "parameter"])
+    assert written.index.tolist() == [("c", "intercept"), ("a", "intercept")]
+    lower, upper = written.loc[("c", "intercept"), ["lower_90", "upper_90"]]
+    assert f"{lower:.4g} to {upper:.4g}" in said
+
+    code, said = call("posterior", out, "--held-out", "--draws", 200, "--chains", 2, "--out", tmp_path / "draws.nc")
+    assert code == 0, said
+    draws = xarray.load_dataset(tmp_path / "draws.nc")["intercept"]
+    assert (draws.shape, draws["client"].values.tolist()) == ((2, 200, 1), ["b"])
+    assert len(lines(out)) == 2  # looking does not go on
+
+    for arguments, told in (
+        ((out, "--client", "z"), "no client 'z'"),
+        ((out, "--out", "draws.txt"), "draws.txt: draws are written as .nc"),
+        ((out, "--probability", 90), "between 0 and 1"),
+        ((tmp_path,), "holds no run"),
+    ):
+        code, said = call("posterior", *arguments)
+        assert (code, len(said.strip().splitlines())) == (2, 1)
+        assert told in said
+
+
+def test_a_run_without_draws_or_unfinished_has_no_posterior(tmp_path):
+    config, out = write_config(tmp_path, 3), tmp_path / "run"
+    assert call("run", config, "--out", out)[0] == 0
+    assert "fedavg has no posterior draws" in call("posterior", out)[1]
+    (out / "config.toml").write_text((out / "config.toml").read_text().replace("rounds = 3", "rounds = 9"))
+    code, said = call("posterior", out)
+    assert code == 2
+    assert f"is at round 3 of 9: finish it by `covey run {out}/config.toml --resume --out {out}`" in said
+    (out / "config.toml").write_text('[method]\nname = "fedavg"\n')
+    assert "was started from Python" in call("posterior", out)[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -247,7 +293,7 @@ def test_help_is_quick_and_light():
         "from covey import cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
-        "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax'} & set(sys.modules)))"
+        "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax', 'scipy', 'xarray'} & set(sys.modules)))"
     )
 
     def seconds() -> float:

@@ -95,15 +95,19 @@ def test_draws(data):
     rest, new = data.hold_out(["site2"])
     engines = [engine(remembering(), rest, seed=1, cohort=cohort.uniform(2)) for engine in (Simulation, Loop)]
     states = [engine.advance(engine.start(), 1)[0] for engine in engines]
-    for client in range(4):  # two that took part, two that did not
-        known = [engine.draws(state, client, 5) for engine, state in zip(engines, states, strict=True)]
-        assert known[0].shape == (5, 3)
-        np.testing.assert_allclose(*known, rtol=1e-5)
-    unseen = [engine.draws(state, 0, 5, data=new) for engine, state in zip(engines, states, strict=True)]
+    # Two that took part and two that did not, in an order of their own.
+    mixed = np.array([3, 0, 2, 1])
+    known = [engine.draws(state, mixed, 5, chains=(0, 7)) for engine, state in zip(engines, states, strict=True)]
+    assert known[0].shape == (4, 2, 5, 3)
+    np.testing.assert_allclose(*known, rtol=1e-5)
+    assert np.all(np.abs(known[0][:, 0] - known[0][:, 1]) > 0)  # chains are not copies
+    for engine, state in zip(engines, states, strict=True):  # a client's draws do not depend on who else is asked for
+        np.testing.assert_allclose(engine.draws(state, np.array([2]), 5, chains=(7,))[0, 0], known[0][2, 1], rtol=1e-5)
+    unseen = [engine.draws(state, np.array([0]), 5, data=new) for engine, state in zip(engines, states, strict=True)]
     np.testing.assert_allclose(*unseen, rtol=1e-5)
     without = Simulation(METHODS["fedavg"](), data, seed=1)
     with pytest.raises(ValueError, match="fedavg has no posterior draws"):
-        without.draws(without.start(), 0, 5)
+        without.draws(without.start(), np.array([0]), 5)
 
 
 def test_prediction(data):

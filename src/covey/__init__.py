@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covey import channel as channel
     from covey import data as data
+    from covey import inference as inference
     from covey import kernels as kernels
     from covey import models as models
     from covey.algorithms.em import em as em
@@ -36,6 +37,7 @@ _PLACES = {
     "channel": "covey.channel",
     "cohort": "covey.core.cohort",
     "data": "covey.data",
+    "inference": "covey.inference",
     "kernels": "covey.kernels",
     "models": "covey.models",
     "em": "covey.algorithms.em:em",

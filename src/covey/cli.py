@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from covey.data.federated import Part
     from covey.experiment.evaluation import Evaluation
     from covey.experiment.reproduce.frame import Result
@@ -33,6 +35,7 @@ _console = Console()
 _errors = Console(stderr=True)
 
 _MISTAKE, _INTERRUPTED = 2, 130
+_LINES = 60  # of a table in the terminal
 
 
 class Kind(StrEnum):
@@ -103,6 +106,45 @@ def run_command(
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
         page.write(done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8"))
         _console.print(Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True)
+
+
+@app.command("posterior")
+def posterior_command(
+    directory: Annotated[Path, typer.Argument(help="The run directory of a finished run.", metavar="RUN_DIRECTORY")],
+    clients: Annotated[
+        list[str] | None, typer.Option("--client", metavar="NAME", help="A client; may be repeated. All by default.")
+    ] = None,
+    held_out: Annotated[bool, typer.Option("--held-out", help="Of the clients that were held out.")] = False,
+    draws: Annotated[int, typer.Option("--draws", help="Draws of each chain.")] = 1000,
+    chains: Annotated[int, typer.Option("--chains", help="Chains of each client.")] = 4,
+    probability: Annotated[float, typer.Option("--probability", help="Of the credible intervals.")] = 0.9,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv).")
+    ] = None,
+) -> None:
+    """Credible intervals of what is each client's own, from the last checkpoint of a run."""
+    with _mistakes_in_one_line():
+        if out is not None and out.suffix not in (".nc", ".csv"):
+            raise ValueError(f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these")
+        from covey.core.algorithm import no_draws
+        from covey.experiment import configuration, durable
+        from covey.inference.posterior import check_probability
+
+        check_probability(probability)
+        done, held = configuration.reopen(directory)
+        if held_out and held is None:
+            raise ValueError(f"{directory}: no clients were held out from this run; leave --held-out away")
+        if done.method.draws is None:
+            raise ValueError(no_draws(done.method))
+        from covey.inference import trace
+
+        drawn = done.posterior.trace(clients or None, draws=draws, chains=chains, data=held if held_out else None)
+        table = trace.summarise(drawn, probability=probability)
+        _print_summary(f"{done.name}: {done.method.name} after {done.round} rounds", table, probability)
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            durable.write(out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode())
+            _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
 @app.command("list")
@@ -210,6 +252,20 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
 def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
     _console.print(Text(f"{title}, {evaluation.part} rows: {numbers}"), soft_wrap=True)
+
+
+def _print_summary(title: str, summary: "pd.DataFrame", probability: float) -> None:
+    table = Table("client", "parameter", title=title, title_justify="left")
+    for name in ("mean", "sd", f"{100 * probability:g} % interval", "R-hat", "effective\ndraws"):
+        table.add_column(name, justify="right")
+    shown = summary.head(_LINES)
+    for (client, parameter), (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(shown.index, shown.to_numpy(), strict=True):
+        interval = f"{_number(lower)} to {_number(upper)}"
+        effective = f"{min(bulk, tail):.0f}"
+        table.add_row(Text(client), Text(parameter), _number(mean), _number(sd), interval, f"{r_hat:.3f}", effective)
+    _console.print(table)
+    if len(summary) > len(shown):
+        _console.print(f"{len(summary) - len(shown)} lines more: choose with --client, or write all with --out FILE.csv")
 
 
 def _print_result(result: "Result") -> None:

@@ -6,6 +6,7 @@ from io import StringIO
 import numpy as np
 import pandas as pd
 import pytest
+from problems import linear_gaussian
 from rich.console import Console
 
 from covey import models
@@ -27,8 +28,17 @@ def test_a_page_is_whole_and_needs_nothing_from_outside(done, tmp_path):
     assert not re.search(r"""<(script|link|img)\b[^>]*(src|href)=["']?https?:""", text)
     assert "&lt;b&gt;trial&lt;/b&gt;: fedavg, 4 clients, 4 rounds" in text
     assert "&lt;script&gt;" in text
+    assert "calibration, validation rows: error" in text
     for hospital in ("cleveland", "hungarian", "switzerland", "va"):
         assert f"<td>{hospital}</td>" in text
+
+
+def test_a_run_on_numbers_has_a_page_without_calibration(tmp_path):
+    data = linear_gaussian().data.split(validation=0.2, test=0.2, seed=0)
+    page.write(run(fedavg(models.linear()), data, rounds=1, seed=0, evaluate_every=1, progress=False), tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert "nll of each client" in text
+    assert "calibration" not in text.partition("</script>")[2].rpartition("Clients")[0].replace("colorscale", "")
 
 
 def test_curves_show_measures_and_not_bookkeeping(done):

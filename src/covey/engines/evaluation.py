@@ -4,7 +4,8 @@ A client that has taken part is evaluated with the state it kept; one that has n
 personalises at evaluation, first makes a state from the newest broadcast and its own training rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,8 @@ class Evaluation:
         self._adapted = jax.jit(self._adapt_chunk)
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
-        self._drawn = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=4)
+        draw = algorithm.draws
+        self._drawn = None if draw is None else jax.jit(partial(self._draw_chunk, draw), static_argnames="number")
 
     def evaluate(
         self,
@@ -43,24 +45,10 @@ class Evaluation:
         part: Part,
     ) -> dict[str, Metric]:
         """Metrics on one part of every client's rows, stacked in the order of the data."""
-        _, counts = rows.ranges(part)
         need_rows(rows.data, part)
-        keep_state = seen & (not self.algorithm.personalise_at_evaluation)
-        pieces, order = [], []
-        for kept in (True, False):
-            group = np.flatnonzero(keep_state == kept)
-            group = group[np.argsort(-counts[group], kind="stable")]
-            for at in range(0, len(group), self.chunk):  # the last chunk is filled up with its last client
-                some = group[at : at + self.chunk]
-                padded = np.pad(some, (0, self.chunk - len(some)), mode="edge")
-                state = take(padded).state if kept else self._adapt(rows, t, down, padded)
-                ids = rows.data.ids[padded].astype(np.int32)
-                data = shard_of(rows.view(padded, part), grid(int(counts[some[0]])))
-                metrics = self._measured(self.root, t, down, ids, state, data)
-                pieces.append(jax.tree.map(lambda leaf, some=some: leaf[: len(some)], metrics))
-                order.append(some)
-        back = np.argsort(np.concatenate(order))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *jax.device_get(pieces))
+        everyone = np.arange(rows.data.clients)
+        chunks = self._chunks(rows, t, down, take, seen, part, everyone, self.chunk)
+        return _in_order((places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks)
 
     def predict(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree) -> PyTree:
         """The predictive distribution of one client for new rows. `node`: what it kept, stacked; None if it never took part."""
@@ -68,16 +56,46 @@ class Evaluation:
         return self._predicted(key, down, self._state(rows, t, down, node, client), jax.tree.map(jnp.asarray, x))
 
     def draws(
-        self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, number: int, chain: int
+        self,
+        rows: DeviceRows | HostRows,
+        t: int,
+        down: Message,
+        take: Callable[[np.ndarray], Node],
+        seen: np.ndarray,
+        clients: np.ndarray,
+        number: int,
+        chains: Sequence[int],
     ) -> PyTree:
-        """Posterior draws of one client, on the leading axis."""
-        if self._drawn is None:
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...)."""
+        drawn, named = self._drawn, jnp.asarray(chains, jnp.int32)
+        if drawn is None:
             raise ValueError(no_draws(self.algorithm))
-        key = jax.random.fold_in(key_for(self.root, Stream.DRAWS, t, int(rows.data.ids[client])), chain)
-        view = rows.view(np.array([client]), "train")
-        several = shard_of(view, grid(int(view.counts[0])))
-        data = Shard(several.rows, several.start[0], several.count[0], several.capacity)
-        return self._drawn(key, down, self._state(rows, t, down, node, client), data, number)
+        chunks = self._chunks(rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients)))
+        return _in_order((places, drawn(self.root, t, down, *chunk, named, number=number)) for places, *chunk in chunks)
+
+    def _chunks(
+        self,
+        rows: DeviceRows | HostRows,
+        t: int,
+        down: Message,
+        take: Callable[[np.ndarray], Node],
+        seen: np.ndarray,
+        part: Part,
+        clients: np.ndarray,
+        width: int,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
+        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict with, rows of the part."""
+        counts = rows.ranges(part)[1][clients]
+        keep_state = seen[clients] & (not self.algorithm.personalise_at_evaluation)
+        for kept in (True, False):
+            group = np.flatnonzero(keep_state == kept)
+            group = group[np.argsort(-counts[group], kind="stable")]
+            for at in range(0, len(group), width):  # the last chunk is filled up with its last client
+                some = group[at : at + width]
+                padded = clients[np.pad(some, (0, width - len(some)), mode="edge")]
+                state = take(padded).state if kept else self._adapt(rows, t, down, padded)
+                ids = rows.data.ids[padded].astype(np.int32)
+                yield some, ids, state, shard_of(rows.view(padded, part), grid(int(counts[some[0]])))
 
     def _state(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int) -> State:
         """What one client predicts with."""
@@ -105,3 +123,26 @@ class Evaluation:
             return self.algorithm.evaluate(key, down, state, Shard(data.rows, start, count, data.capacity))
 
         return each(one, ids, state, data.start, data.count)
+
+    def _draw_chunk(self, draw, root, t, down, ids, state, data, chains, *, number):
+        def one(client_id, state, start, count):
+            key = key_for(root, Stream.DRAWS, t, client_id)
+            shard = Shard(data.rows, start, count, data.capacity)
+
+            def walk(chain):
+                return draw(jax.random.fold_in(key, chain), down, state, shard, number)
+
+            return each(walk, chains)
+
+        return each(one, ids, state, data.start, data.count)
+
+
+def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:
+    """What was computed chunk by chunk, put back in the order of the clients; what a chunk was filled up with is dropped."""
+    order, values = zip(*pieces, strict=True)
+    back = np.argsort(np.concatenate(order))
+
+    def joined(*leaves):
+        return np.concatenate([leaf[: len(places)] for places, leaf in zip(order, leaves, strict=True)])[back]
+
+    return jax.tree.map(joined, *jax.device_get(values))

@@ -3,6 +3,7 @@
 Slow and simple. It is the oracle that `simulate` is tested against, and shows what a deployment has to do.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -97,9 +98,19 @@ class Loop:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         return self._settled(data)[client].predict(state.round, self.broadcast(state), x)
 
-    def draws(self, state: LoopState, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
-        """`number` posterior draws of the client at position `client`, on the leading axis; chains have draws of their own."""
-        return self._settled(data)[client].draws(state.round, self.broadcast(state), number, chain)
+    def draws(
+        self,
+        state: LoopState,
+        clients: np.ndarray,
+        number: int,
+        data: FederatedData | None = None,
+        chains: Sequence[int] = (0,),
+    ) -> PyTree:
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each chain has its own."""
+        sites, down = self._settled(data), self.broadcast(state)
+        each = [sites[client].draws(state.round, down, number, chain) for client in clients for chain in chains]
+        shape = (len(clients), len(chains))
+        return jax.tree.map(lambda *leaves: np.stack(leaves).reshape(*shape, *leaves[0].shape), *jax.device_get(each))
 
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""

@@ -5,6 +5,7 @@ longest client of the chunk. With the rows on the device, many rounds run in one
 cohort are gathered on the host, and chunks pass through the same function one dispatch each.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,7 +29,7 @@ from covey.engines import round as rounds
 from covey.engines.evaluation import Evaluation
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.record import Line, as_lines
-from covey.engines.rows import DeviceRows, Storage, View, rows_of
+from covey.engines.rows import DeviceRows, HostRows, Storage, View, rows_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
@@ -109,8 +110,7 @@ class Simulation:
 
     def evaluate(self, state: EngineState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
-        rows = self.rows if data is None else rows_of(data)
-        seen = np.asarray(state.seen) if data is None else np.zeros(rows.data.clients, bool)
+        rows, seen = self._known(state, data)
         return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, part)
 
     def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
@@ -118,11 +118,24 @@ class Simulation:
         rows = self.rows if data is None else rows_of(data)
         return self.evaluation.predict(rows, state.round, self.broadcast(state), self._node(state, client, data), client, x)
 
-    def draws(self, state: EngineState, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
-        """`number` posterior draws of the client at position `client`, on the leading axis; chains have draws of their own."""
-        rows = self.rows if data is None else rows_of(data)
-        node, down = self._node(state, client, data), self.broadcast(state)
-        return self.evaluation.draws(rows, state.round, down, node, client, number, chain)
+    def draws(
+        self,
+        state: EngineState,
+        clients: np.ndarray,
+        number: int,
+        data: FederatedData | None = None,
+        chains: Sequence[int] = (0,),
+    ) -> PyTree:
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each chain has its own."""
+        rows, seen = self._known(state, data)
+        take, down = partial(self.driver.take, state), self.broadcast(state)
+        return self.evaluation.draws(rows, state.round, down, take, seen, clients, number, chains)
+
+    def _known(self, state: EngineState, data: FederatedData | None) -> tuple[DeviceRows | HostRows, np.ndarray]:
+        """The rows at hand, and who has taken part; in other data, nobody."""
+        if data is None:
+            return self.rows, np.asarray(state.seen)
+        return rows_of(data), np.zeros(data.clients, bool)
 
     def _node(self, state: EngineState, client: int, data: FederatedData | None) -> Node | None:
         """What the client kept, stacked; None if it never took part."""

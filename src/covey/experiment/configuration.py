@@ -20,6 +20,7 @@ from covey.core.node import Channel
 from covey.data.federated import FederatedData
 from covey.experiment import toml
 from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS
+from covey.experiment.directory import RunDirectory
 from covey.experiment.options import Factory, Option, check, options_of, unknown
 from covey.experiment.run import Run, run
 
@@ -187,6 +188,28 @@ def execute(configuration: Configuration, parts: Parts, *, out: Path, resume: bo
         settings=configuration.tables,
         **configuration.options["run"],
     )
+
+
+def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
+    """A finished run as it was left, and the clients that were held out from it, if any.
+
+    Raises:
+        ConfigurationError: there is no run, it is not finished, or it was not started from a configuration.
+    """
+    path = directory / "config.toml"
+    if not path.exists():
+        raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
+    tables = tomllib.loads(path.read_text("utf-8"))
+    if "data" not in tables:
+        raise ConfigurationError(f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again")
+    asked, done = tables["run"]["rounds"], RunDirectory(directory).newest_round()
+    if done < asked:
+        raise ConfigurationError(
+            f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume --out {directory}`"
+        )
+    settings = read(path, overrides=[f"run.rounds={done}"])  # a run may have gone on past what was asked for
+    parts = build(settings)
+    return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
 
 
 def _options(place: str, factory: Factory) -> dict[str, Option]:

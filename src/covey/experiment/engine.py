@@ -1,7 +1,9 @@
 """What a run needs of an engine. `engines.simulate.Simulation` and `engines.loop.Loop` both offer it."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from covey.core.algorithm import Message
@@ -37,8 +39,15 @@ class Engine(Protocol):
         """The predictive distribution of the client at a position."""
         ...
 
-    def draws(self, state: Position, client: int, number: int, data: FederatedData | None = None, chain: int = 0) -> PyTree:
-        """Posterior draws of the client at a position, by one of many chains."""
+    def draws(
+        self,
+        state: Position,
+        clients: np.ndarray,
+        number: int,
+        data: FederatedData | None = None,
+        chains: Sequence[int] = (0,),
+    ) -> PyTree:
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...)."""
         ...
 
     def snapshot(self, state: Position) -> PyTree:

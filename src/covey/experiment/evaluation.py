@@ -6,8 +6,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from covey.core.metrics import Metric, merge, values
+from covey.core.metrics import Calibration, Metric, merge, values
 from covey.data.federated import PARTS, FederatedData, Part
+from covey.inference import calibration
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,26 @@ class Evaluation:
         accuracy = self.metrics["accuracy"].value()
         ranked = np.sort(accuracy[~np.isnan(accuracy)])
         return float(ranked[max(len(ranked) // 10, 1) - 1])
+
+    def reliability(self, client: str | int | None = None) -> pd.DataFrame:
+        """Confidence and accuracy by bin, of one client (its name or id) or of all together; see `inference.calibration`."""
+        bins = self._bins
+        if client is not None:
+            place = self.data.position_of(client)
+            bins = Calibration(*(leaf[place] for leaf in bins))
+        return calibration.reliability(bins)
+
+    @property
+    def calibration_errors(self) -> calibration.CalibrationErrors:
+        """Expected calibration errors: pooled, of each client, and their mean."""
+        return calibration.calibration_errors(self._bins)
+
+    @property
+    def _bins(self) -> Calibration:
+        for metric in self.metrics.values():
+            if isinstance(metric, Calibration):
+                return metric
+        raise ValueError(f"calibration is of labels, and there are none here; the metrics are {', '.join(self.metrics)}")
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())

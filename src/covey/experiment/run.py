@@ -5,9 +5,10 @@ second, so that the progress moves and Ctrl-C is heard. No number depends on whe
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -33,6 +34,7 @@ from covey.experiment.environment import versions
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
 from covey.experiment.progress import Display
+from covey.inference.posterior import Posterior
 
 _BLOCK_SECONDS = 0.5
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds is not given
@@ -121,7 +123,7 @@ def run(
         built = Loop(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults)
     plan = Plan(evaluate_every, part, checkpoint_every, progress)
     if out is None:
-        result = Run(name or method.name, built, method, data, plan, built.start(), [])
+        result = Run(name or method.name, built, method, data, plan, seed, built.start(), [])
         result._advance_to(rounds)
         return result
     directory = RunDirectory(Path(out))
@@ -137,25 +139,9 @@ def run(
             raise ValueError(f"{out} is already at round {found.header.round}, past rounds={rounds}")
         records = directory.cut_metrics(found.header.round if found else 0)
         state = built.restore(wire.unpack(found.body, built.snapshot_like())) if found else built.start()
-        result = Run(name or directory.path.name, built, method, data, plan, state, records, directory)
+        result = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory)
         result._advance_to(rounds)
     return result
-
-
-class Posterior(NamedTuple):
-    """What a method that draws knows of each client; see `Run.posterior`."""
-
-    data: FederatedData
-    draw: Callable[..., PyTree]
-
-    def draws(self, client: str | int, number: int, *, chain: int = 0, data: FederatedData | None = None) -> PyTree:
-        """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen.
-
-        Every `chain` has draws of its own; the same chain asked again gives the same.
-        """
-        if number < 1:
-            raise ValueError(f"draws: number must be at least 1, got {number}")
-        return self.draw((self.data if data is None else data).position_of(client), number, data, chain)
 
 
 class Run:
@@ -168,11 +154,12 @@ class Run:
         method: Algorithm,
         data: FederatedData,
         plan: Plan,
+        seed: int,
         state: Position,
         records: list[Record],
         directory: RunDirectory | None = None,
     ):
-        self.name, self.method, self.data = name, method, data
+        self.name, self.method, self.data, self.seed = name, method, data, seed
         self._engine, self._plan, self._directory = engine, plan, directory
         self._state, self._records = state, records
         self._last: Evaluation | None = None
@@ -207,8 +194,12 @@ class Run:
     @property
     def clients(self) -> pd.DataFrame:
         """One line a client: id, name, rows of each part, and its metrics at the last evaluation (now, if there was none)."""
-        last = self._last or self.evaluate(part=self._plan.part)
-        return last.clients
+        return self.evaluation.clients
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """The last evaluation of the run as it went (now, if there was none)."""
+        return self._last or self.evaluate(part=self._plan.part)
 
     def evaluate(self, data: FederatedData | None = None, *, part: Part = "test") -> Evaluation:
         """Every client on one part of its rows. Clients of other data are new: each is adapted to its training rows."""
@@ -222,11 +213,12 @@ class Run:
         return self._engine.predict(self._state, position, x, data)
 
     @property
-    def posterior(self) -> "Posterior":
-        """Posterior draws of clients at this round. Only methods that draw have it."""
+    def posterior(self) -> Posterior:
+        """The clients' posterior at this round: draws, trace and summary. Only methods that draw have it."""
         if self.method.draws is None:
             raise AttributeError(no_draws(self.method))
-        return Posterior(self.data, partial(self._engine.draws, self._state))
+        origin = {"method": self.method.name, "round": self.round, "seed": self.seed, "covey_version": version("covey")}
+        return Posterior(self.data, partial(self._engine.draws, self._state), origin)
 
     def go_on(self, rounds: int) -> "Run":
         """Run `rounds` rounds more, as the run was started. Returns itself."""

@@ -1,1 +1,30 @@
-"""What to make of a fit: starting points, draws, intervals, calibration."""
+"""What to make of a fit: traces and summaries, standard errors, calibration, coverage, rows unlike the rest; and where to start.
+
+`Run.posterior` and `Run.evaluate(...)` lead here; these functions also take draws and predictions of any other origin.
+"""
+
+from covey.inference.calibration import CalibrationErrors, calibration_errors, reliability
+from covey.inference.coverage import RankCheck, interval_coverage, mixture_interval, predictive_interval, rank_check, ranks
+from covey.inference.information import observed_information, shared_effects
+from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
+from covey.inference.posterior import Posterior
+from covey.inference.start import spectral_start
+
+__all__ = [
+    "CalibrationErrors",
+    "Posterior",
+    "RankCheck",
+    "auroc",
+    "calibration_errors",
+    "entropy",
+    "interval_coverage",
+    "max_probability_score",
+    "mixture_interval",
+    "observed_information",
+    "predictive_interval",
+    "rank_check",
+    "ranks",
+    "reliability",
+    "shared_effects",
+    "spectral_start",
+]

@@ -1,5 +1,6 @@
 """Figures of runs, with Plotly, in one look."""
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -68,3 +69,46 @@ def spread(clients: pd.DataFrame, measure: str, *, title: str) -> go.Figure:
     figure.update_xaxes(title_text="clients, ordered")
     figure.update_yaxes(title_text=measure)
     return styled(figure, title=title, height=360)
+
+
+def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
+    """Accuracy by bins of confidence, the gap to the confidence, and below how many rows a bin has.
+
+    table: of `Evaluation.reliability`.
+    """
+    filled = table[table["count"] > 0]
+    middle, width = (filled["lower"] + filled["upper"]) / 2, filled["upper"] - filled["lower"]
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
+    accuracy = go.Bar(x=middle, y=filled["accuracy"], width=width, name="accuracy", marker_color=COLOURS[1])
+    gap = go.Bar(
+        x=middle,
+        y=filled["confidence"] - filled["accuracy"],
+        base=filled["accuracy"],
+        width=width,
+        name="gap to the confidence",
+        marker={"color": "rgba(209, 115, 59, 0.35)", "line": {"color": COLOURS[2], "width": 1}},
+    )
+    right = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", name="as sure as right", line={"color": COLOURS[0], "dash": "dash"})
+    count = go.Bar(x=middle, y=filled["count"], width=width, showlegend=False, marker_color=COLOURS[0])
+    for trace, row in ((accuracy, 1), (gap, 1), (right, 1), (count, 2)):
+        figure.add_trace(trace, row=row, col=1)
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(range=[0, 1])
+    figure.update_xaxes(title_text="confidence in the predicted label", row=2)
+    figure.update_yaxes(title_text="accuracy", range=[0, 1], row=1)
+    figure.update_yaxes(title_text="rows", row=2)
+    return styled(figure, title=title, height=520)
+
+
+def entropies(inside: np.ndarray, outside: np.ndarray, *, title: str) -> go.Figure:
+    """Histograms of the entropies of usual and of strange rows, in the same bins."""
+    edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=40)
+    figure = go.Figure()
+    for name, values, colour in (("usual rows", inside, COLOURS[1]), ("strange rows", outside, COLOURS[2])):
+        share = np.histogram(values, edges)[0] / len(values)
+        middle, width = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
+        figure.add_trace(go.Bar(x=middle, y=share, width=width, name=name, marker_color=colour, opacity=0.6))
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title_text="predictive entropy")
+    figure.update_yaxes(title_text="share of rows")
+    return styled(figure, title=title, height=400)

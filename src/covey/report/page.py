@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from covey.experiment import durable
 from covey.experiment.run import Run
-from covey.report.figures import curves, spread
+from covey.report.figures import curves, reliability, spread
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -25,9 +25,13 @@ def write(run: Run, path: Path, *, settings: str = "") -> None:
     evaluated = [name for name in run.metrics.columns if name.startswith(f"{run.part}_")]
     sections = []
     if evaluated:
-        clients = run.clients
+        evaluation, clients = run.evaluation, run.clients
         measure = "accuracy" if "accuracy" in clients else "nll"
         figures.append(spread(clients, measure, title=f"{measure} of each client, {run.part} rows"))
+        if "ece" in evaluation.metrics:
+            errors = evaluation.calibration_errors
+            title = f"calibration, {run.part} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
+            figures.append(reliability(evaluation.reliability(), title=title))
         sections.append(f"<h2>Clients</h2><div class=scroll>{_table(clients)}</div>")
     if settings:
         sections.append(f"<h2>Configuration</h2><pre>{escape(settings)}</pre>")

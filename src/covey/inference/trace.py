@@ -1,0 +1,108 @@
+"""Draws as ArviZ's trees, as netCDF, and their summary.
+
+Importing this module imports ArviZ (`arviz_base`, `arviz_stats`), which takes seconds: `posterior` does so when first asked.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import arviz_base
+import jax
+import numpy as np
+import pandas as pd
+import xarray
+from arviz_stats.summary import summary
+from jaxtyping import PyTree
+
+from covey.inference.posterior import check_probability
+
+HIGHEST_R_HAT = 1.05  # above, chains have not found the same distribution
+FEWEST_EFFECTIVE = 100  # independent draws; below, the ends of an interval are guesses
+_FEWEST_DRAWS = 4  # ArviZ halves each chain, and a variance needs two
+_COLUMNS = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean"]
+
+
+def as_tree(draws: PyTree, clients: Sequence[str] | None, attributes: Mapping[str, str | int]) -> xarray.DataTree:
+    """Draws as (clients, chains, draws, ...) in ArviZ's order, (chain, draw, client, ...). Without names there is one client.
+
+    The leaves of nested draws are named by their path; a bare array is called `parameters`.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(draws)
+    named = {jax.tree_util.keystr(path, simple=True, separator=".") or "parameters": np.asarray(leaf) for path, leaf in leaves}
+    if clients is None:
+        values, coordinates, dimensions = {name: leaf[0] for name, leaf in named.items()}, {}, {}
+    else:
+        values = {name: np.moveaxis(leaf, 0, 2) for name, leaf in named.items()}
+        coordinates, dimensions = {"client": list(clients)}, {name: ["client"] for name in named}
+    return arviz_base.from_dict(
+        {"posterior": values},
+        sample_dims=["chain", "draw"],
+        coords=coordinates,
+        dims=dimensions,
+        attrs={"posterior": dict(attributes)},
+        check_conventions=False,  # it warns of more chains than draws
+    )
+
+
+def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFrame:
+    """A line a parameter (a client and parameter, if the tree has clients), with a warning where the draws are too poor.
+
+    Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9, then ess_bulk, ess_tail,
+    r_hat and mcse_mean (Vehtari, Gelman, Simpson, Carpenter and Bürkner 2021).
+    """
+    check_probability(probability)
+    if tree["posterior"].sizes["draw"] < _FEWEST_DRAWS:
+        raise ValueError(f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got {tree['posterior'].sizes['draw']}")
+    exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
+    with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
+        found = summary(tree, kind="all", fmt="xarray", ci_prob=probability, ci_kind="eti", round_to=exact)
+    interval = [f"{side}_{100 * probability:g}" for side in ("lower", "upper")]
+    found = found.assign_coords(summary=["mean", "sd", *interval, *_COLUMNS, "mcse_sd"])
+    table = pd.concat([_lines(found[name]) for name in found.data_vars]).drop(columns="mcse_sd")
+    if "client" in found.dims:  # together what is of one client, in the order that was asked for
+        clients, _ = pd.factorize(table.index.get_level_values("client"))
+        table = table.iloc[np.argsort(clients, kind="stable")]
+    _warn(table)
+    return table
+
+
+def netcdf(tree: xarray.DataTree) -> bytes:
+    """The draws as a netCDF file.
+
+    It is netCDF 3, which needs no further library and has no groups: the file holds the group `posterior`, and
+    `arviz_base.convert_to_datatree(xarray.load_dataset(path))` makes the tree of it again.
+    """
+    posterior = tree["posterior"].to_dataset()
+    posterior.attrs = {name: str(value) for name, value in posterior.attrs.items()}  # a large seed is no netCDF 3 integer
+    return bytes(posterior.to_netcdf(engine="scipy"))
+
+
+def _lines(found: xarray.DataArray) -> pd.DataFrame:
+    """A line for each number of a variable: `slopes[0]`, `slopes[1]`, ..., by client where there are clients."""
+    inner = [dim for dim in found.dims if dim not in ("summary", "client")]
+    clients = [dim for dim in found.dims if dim == "client"]
+    numbers = found.transpose("summary", *clients, *inner)
+    columns = numbers.values.reshape(numbers.sizes["summary"], -1)
+    shape = tuple(numbers.sizes[dim] for dim in inner)
+    labels = [str(found.name) + (f"[{', '.join(map(str, place))}]" if place else "") for place in np.ndindex(shape)]
+    if clients:
+        index = pd.MultiIndex.from_product([found["client"].values.astype(str), labels], names=["client", "parameter"])
+    else:
+        index = pd.Index(labels, name="parameter")
+    return pd.DataFrame(columns.T, index=index, columns=[str(name) for name in found["summary"].values])
+
+
+def _warn(table: pd.DataFrame) -> None:
+    """One line where chains disagree or are worth few draws. Numbers that never change have no R-hat and are no reason."""
+    r_hat, spread = table["r_hat"].to_numpy(), table["sd"].to_numpy()
+    effective = np.minimum(table["ess_bulk"].to_numpy(), table["ess_tail"].to_numpy())
+    poor = np.flatnonzero(~((r_hat <= HIGHEST_R_HAT) & (effective >= FEWEST_EFFECTIVE)) & (spread != 0))
+    if poor.size:
+        first = table.index[poor[0]]
+        warnings.warn(
+            f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
+            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to {r_hat[poor].max():.3g}, effective draws down "
+            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer burn-in or another step size",
+            stacklevel=3,
+        )
