@@ -174,7 +174,7 @@ def test_the_posterior_of_a_finished_run(tmp_path):
     written = pd.read_csv(tmp_path / "new" / "summary.csv", index_col=["client", "parameter"])
     assert written.index.tolist() == [("c", "intercept"), ("a", "intercept")]
     lower, upper = written.loc[("c", "intercept"), ["lower_90", "upper_90"]]
-    assert f"{lower:.4g} to {upper:.4g}" in said
+    assert f"{lower:.3g} to {upper:.3g}" in said
 
     code, said = call("posterior", out, "--held-out", "--draws", 200, "--chains", 2, "--out", tmp_path / "draws.nc")
     assert code == 0, said

@@ -260,9 +260,8 @@ def _print_summary(title: str, summary: "pd.DataFrame", probability: float) -> N
         table.add_column(name, justify="right")
     shown = summary.head(_LINES)
     for (client, parameter), (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(shown.index, shown.to_numpy(), strict=True):
-        interval = f"{_number(lower)} to {_number(upper)}"
-        effective = f"{min(bulk, tail):.0f}"
-        table.add_row(Text(client), Text(parameter), _number(mean), _number(sd), interval, f"{r_hat:.3f}", effective)
+        numbers = (f"{mean:.3g}", f"{sd:.3g}", f"{lower:.3g} to {upper:.3g}", f"{r_hat:.3f}", f"{min(bulk, tail):.0f}")
+        table.add_row(Text(client), Text(parameter), *numbers)
     _console.print(table)
     if len(summary) > len(shown):
         _console.print(f"{len(summary) - len(shown)} lines more: choose with --client, or write all with --out FILE.csv")

@@ -104,6 +104,9 @@ def test_intervals_of_predictions():
     law = scipy.stats.poisson(np.exp(np.asarray(log_rate, float)))
     np.testing.assert_array_equal((lower, upper), law.interval(0.9))
     assert np.all(law.cdf(upper) - law.cdf(lower - 1) >= 0.9)
+    # Where the distribution function meets the tail, the inverse is a rounding error above the count.
+    meets = float(2 * scipy.stats.poisson(1).cdf(2) - 1)
+    assert predictive_interval(Poisson(jnp.zeros(1)), meets)[1] == 2
     for predictive, probability, told in (
         (Categorical(jnp.zeros((1, 1))), 0.9, "not of Categorical"),
         (Poisson(log_rate), 1.0, "between 0 and 1"),

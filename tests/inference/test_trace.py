@@ -48,6 +48,7 @@ def test_a_trace_holds_each_clients_draws_under_its_name(done, tree):
     for client in ("site4", "site1"):  # of different sizes, and so drawn in another order than asked for
         ours = posterior["parameters"].sel(client=client, chain=2).values
         np.testing.assert_allclose(ours, done.posterior.draws(client, DRAWS, chain=2), rtol=1e-6)
+    assert np.all(posterior["parameters"].isel(chain=0).values != posterior["parameters"].isel(chain=1).values)
     assert set(np.asarray(done._state.seen)) == {True, False}
     nodes = np.asarray(done._state.nodes.state)
     for client in np.flatnonzero(done._state.seen):

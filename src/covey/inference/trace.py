@@ -104,5 +104,5 @@ def _warn(table: pd.DataFrame) -> None:
             f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
             f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to {r_hat[poor].max():.3g}, effective draws down "
             f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer burn-in or another step size",
-            stacklevel=3,
+            stacklevel=4,  # whoever called Posterior.summary
         )
