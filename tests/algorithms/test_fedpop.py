@@ -147,7 +147,7 @@ def test_draws_of_any_length_are_those_of_the_posterior(down):
     assert kept.shape == (KEYS, 4, 2)
     effects = np.stack([described["intercept"] - THETA.phi.bias, described["slopes"][..., 0] - THETA.phi.weight[1]], -1)
     assert effects.shape == (KEYS, 50, 2)
-    assert len(np.unique(effects[:, 0, 0])) == KEYS
+    assert len(np.unique(effects[..., 0])) == KEYS * 50
     for draws in (np.asarray(kept), effects):
         means = draws.mean(1)
         assert np.all(np.abs(means.mean(0) - CLIENT.mean) < 4 * means.std(0) / np.sqrt(KEYS))
