@@ -4,11 +4,17 @@ Three hospitals learn together; the fourth was never part of it. For each, a log
 alone, one trained by federated averaging, one with an intercept of its own for each hospital (FedPop), and one on the pooled
 rows, which privacy forbids and the others are measured by.
 The divisions into training and test patients are repeated, as a hospital's test set alone is small.
+
+Then what the mixed-effects model says and how sure it is: the effects that hospitals share, each hospital's own intercept, and
+that of the fourth as its first patients come in.
 """
 
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import optax
 import pandas as pd
 from rich.console import Console
@@ -18,16 +24,32 @@ from rich.table import Table
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.local import local
+from covey.core.algorithm import Algorithm
+from covey.data.federated import FederatedData
 from covey.data.loaders import load
+from covey.data.tables import HEART_DISEASE
 from covey.experiment import durable
 from covey.experiment.run import run
+from covey.inference.information import shared_effects
+from covey.kernels import ornstein_uhlenbeck
 from covey.models import logistic, mixed_logistic
-from covey.report.figures import grouped_bars
+from covey.report.figures import grouped_bars, intervals
+from covey.report.page import write_page
 
 NEW = "va"
 MEASURES = {"accuracy": "higher is better", "nll": "lower is better", "ece": "lower is better"}
 METHODS = ("local", "federated", "mixed effects", "pooled")
 ROUNDS, SPLITS = 60, 5
+PRIOR = 2.0  # the deviation of the shared effects: features are standardised, and no effect is far larger
+FIRST = (0, 5, 20)  # patients of the new hospital
+PROBABILITY = 0.9
+
+
+class Findings(NamedTuple):
+    """What the mixed-effects model says: estimates and intervals of the shared effects, and of each hospital's intercept."""
+
+    shared: pd.DataFrame
+    intercepts: pd.DataFrame
 
 
 class Outcome(NamedTuple):
@@ -52,12 +74,26 @@ def main(out: Path, console: Console | None = None) -> None:
         "local is a model of its own rows alone, federated and pooled are the others' models as they are, and mixed effects "
         "keeps what the others share and draws an intercept from its own rows.\n"
     )
+    findings = find()
+    console.print(table_of_effects(findings))
+    console.print(
+        "Mixed effects, with standardised features: log odds of disease by a standard deviation of a feature, and the log odds "
+        f"of an average patient in each hospital. {NEW.upper()}'s interval narrows with its first patients; with none it is that "
+        "of a hospital like the others.\n"
+    )
     panels = {name: by_hospital(outcome.lines, name, "mean") for name in MEASURES}
-    figure = grouped_bars(panels, title="Heart disease in four hospitals: test patients", notes=MEASURES)
+    charts = [
+        grouped_bars(panels, title="Test patients", notes=MEASURES),
+        intervals(
+            {"effects that hospitals share": findings.shared, "each hospital's own intercept": findings.intercepts},
+            title=f"Mixed effects: estimates and {PROBABILITY:.0%} intervals",
+        ),
+    ]
     out.mkdir(parents=True, exist_ok=True)
-    page = figure.to_html(include_plotlyjs=True, full_html=True)
-    durable.write(out / "figure.html", str(page).encode())
+    write_page(out / "figure.html", "Heart disease in four hospitals", charts)
     durable.write(out / "results.csv", outcome.lines.to_csv(index=False).encode())
+    effects = pd.concat({"shared": findings.shared, "intercept": findings.intercepts}, names=["kind", "name"])
+    durable.write(out / "effects.csv", effects.to_csv().encode())
     console.print(f"Figure: {out / 'figure.html'}   Numbers: {out / 'results.csv'}")
 
 
@@ -71,11 +107,10 @@ def compare(console: Console) -> Outcome:
         step = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.05, momentum=0.9))
         alone = local(logistic(), client_optimizer=step, adapt_epochs=ROUNDS)
         together = fedavg(logistic(), client_optimizer=step)
-        mixed = fedpop(mixed_logistic(), step_size=0.02, draws=100, burn_in=20, phi_prior=2.0)
         runs = {
             "local": run(alone, hospitals, rounds=ROUNDS, seed=seed, progress=False),
             "federated": run(together, hospitals, rounds=ROUNDS, seed=seed, progress=False),
-            "mixed effects": run(mixed, hospitals, rounds=3 * ROUNDS, seed=seed, progress=False),
+            "mixed effects": run(mixed_effects(), hospitals, rounds=3 * ROUNDS, seed=seed, progress=False),
             "pooled": run(together, hospitals.pooled(), rounds=ROUNDS, seed=seed, progress=False),
         }
         bits = int(runs["federated"].metrics[["bits_up", "bits_down"]].to_numpy().sum())
@@ -86,6 +121,49 @@ def compare(console: Console) -> Outcome:
             pieces.append(both.assign(method=method, division=seed))
     lines = pd.concat(pieces, ignore_index=True).filter(["division", "hospital", "method", "test_rows", *MEASURES])
     return Outcome(lines, bits)
+
+
+def mixed_effects() -> Algorithm:
+    """What hospitals share, and an intercept of each hospital's own."""
+    return fedpop(mixed_logistic(), step_size=1.0, draws=50, kernel=ornstein_uhlenbeck(), phi_prior=PRIOR, adapt_burn_in=20)
+
+
+def find() -> Findings:
+    """The mixed-effects model of all patients of three hospitals, and the fourth as its patients come in."""
+    hospitals, new = load("heart_disease").hold_out([NEW])
+    hospitals, scaling = hospitals.standardised()
+    new, _ = new.standardised(scaling=scaling)
+    method = mixed_effects()
+    fit = run(method, hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
+    shared = shared_effects(method, mixed_logistic(), fit.state.theta, hospitals, phi_prior=PRIOR, probability=PROBABILITY)
+    shared = shared[shared.index.str.startswith("weights")].set_axis(list(HEART_DISEASE.features))
+    patients = int(new.counts("train")[0])
+    arriving = {f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)}
+    tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]
+    tables += [fit.posterior.summary(NEW, probability=PROBABILITY, data=some).set_axis([name]) for name, some in arriving.items()]
+    names = {"mean": "estimate", f"lower_{100 * PROBABILITY:g}": "low", f"upper_{100 * PROBABILITY:g}": "high"}
+    return Findings(shared[[*names.values()]], pd.concat(tables).rename(columns=names)[[*names.values()]])
+
+
+def arrived(new: FederatedData, patients: int) -> FederatedData:
+    """The new hospital with its first patients to learn from."""
+    bounds = new.bounds.copy()
+    bounds[:, 1:] = np.minimum(bounds[:, 1:], bounds[:, :1] + patients)
+    return replace(new, bounds=bounds)
+
+
+def table_of_effects(findings: Findings) -> Table:
+    """The second table: both kinds of effects side by side."""
+    table = Table(title="What the mixed-effects model says", title_justify="left")
+    for heading in ("shared effect", f"{PROBABILITY:.0%} interval", "intercept of", f"{PROBABILITY:.0%} interval"):
+        table.add_column(heading, justify="left" if heading[0] in "si" else "right")
+    sides = [
+        [(str(name), f"{line['estimate']:.2f} ({line['low']:.2f}, {line['high']:.2f})") for name, line in frame.iterrows()]
+        for frame in findings
+    ]
+    for left, right in zip_longest(*sides, fillvalue=("", "")):
+        table.add_row(*left, *right)
+    return table
 
 
 def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std"]) -> pd.DataFrame:

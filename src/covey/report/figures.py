@@ -41,6 +41,25 @@ def grouped_bars(tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str
     return styled(figure, title=title, height=420)
 
 
+def intervals(tables: dict[str, pd.DataFrame], *, title: str) -> go.Figure:
+    """A panel a table: estimates as points, their intervals as lines. Tables have the columns estimate, low and high."""
+    figure = make_subplots(cols=len(tables), subplot_titles=list(tables), horizontal_spacing=0.25)
+    for panel, table in enumerate(tables.values(), 1):
+        error = {"array": table["high"] - table["estimate"], "arrayminus": table["estimate"] - table["low"], "thickness": 2}
+        points = go.Scatter(
+            x=table["estimate"],
+            y=[str(name) for name in table.index],
+            error_x=error,
+            mode="markers",
+            marker={"size": 9, "color": COLOURS[1]},
+            showlegend=False,
+        )
+        figure.add_trace(points, row=1, col=panel)
+        figure.add_vline(x=0, line={"color": "#bbbbbb", "dash": "dot"}, row=1, col=panel)
+    figure.update_yaxes(autorange="reversed")
+    return styled(figure, title=title, height=480)
+
+
 def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
     """Every measure against rounds, a panel each."""
     names = [name for name in metrics.dropna(axis="columns", how="all").columns if name not in BOOKKEEPING]

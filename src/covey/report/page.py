@@ -1,5 +1,6 @@
 """One self-contained HTML page of a run: what was run, how it went, how each client fares. It opens without a network."""
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import cast
@@ -36,6 +37,11 @@ def write(run: Run, path: Path, *, settings: str = "") -> None:
     if settings:
         sections.append(f"<h2>Configuration</h2><pre>{escape(settings)}</pre>")
     title = escape(f"{run.name}: {run.method.name}, {run.data.clients} clients, {run.round} rounds")
+    write_page(path, title, figures, sections)
+
+
+def write_page(path: Path, title: str, figures: Sequence[go.Figure], sections: Sequence[str] = ()) -> None:
+    """A page of figures, and sections of HTML below; the title is HTML too."""
     body = "".join(_embedded(figure, first=place == 0) for place, figure in enumerate(figures)) + "".join(sections)
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
