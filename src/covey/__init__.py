@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from covey import data as data
     from covey import kernels as kernels
     from covey import models as models
+    from covey.algorithms.apfl import apfl as apfl
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
     from covey.algorithms.fedper import fedper as fedper
@@ -35,6 +36,7 @@ _PLACES = {
     "data": "covey.data",
     "kernels": "covey.kernels",
     "models": "covey.models",
+    "apfl": "covey.algorithms.apfl:apfl",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",

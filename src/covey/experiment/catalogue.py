@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from covey.algorithms.apfl import apfl
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedper import fedper
@@ -23,6 +24,7 @@ from covey.models import MODELS as PLAIN_MODELS
 MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS}
 
 METHODS: dict[str, Factory] = {
+    "apfl": apfl,
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
     "fedper": fedper,
