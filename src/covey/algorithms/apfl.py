@@ -82,10 +82,10 @@ def apfl(
         loss, slope = gradient(mixed(share, own, common), batch)
         return loss, jax.tree.map(lambda s: share * s, slope)
 
-    def learned_share(key, common, personal, data):
+    def learned_share(key, common, personal, data, step):
         _, slope = gradient(mixed(personal.alpha, personal.parameters, common), some_rows(key, data, batch_size))
         apart = jax.tree.map(jnp.subtract, personal.parameters, common)
-        return jnp.clip(personal.alpha - alpha_step * optax.tree.vdot(apart, slope), 0.0, 1.0)
+        return jnp.clip(personal.alpha - step * optax.tree.vdot(apart, slope), 0.0, 1.0)
 
     def init(key, spec):
         parameters = model.init(key, spec)
@@ -98,7 +98,7 @@ def apfl(
         share = personal.alpha
         if alpha_step is not None:  # not split otherwise: with alpha kept, minibatches are those of FedAvg and of local training
             key, choose = jax.random.split(key)
-            share = learned_share(choose, common, personal, data)
+            share = learned_share(choose, common, personal, data, alpha_step)
 
         def of_both(at, batch):
             _, by_common = gradient(at.common, batch)
@@ -139,5 +139,5 @@ def apfl(
 
 
 def mixed(share: Float[Array, ""], own: PyTree, common: PyTree) -> PyTree:
-    """share own + (1 - share) common."""
+    """A client's model: share own + (1 - share) common."""
     return jax.tree.map(lambda v, w: share * v + (1 - share) * w, own, common)
