@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from covey import models
+from covey.algorithms.apfl import apfl
 from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
@@ -74,6 +75,7 @@ OWN_BIAS = models.split_network(models.linear(), personal="bias")
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: fedavg(models.linear(), client_optimizer=SGD, batch_size=8),
+    "apfl": lambda: apfl(models.linear(), client_optimizer=SGD, batch_size=8, alpha_step=0.05, adapt_epochs=2),
     "mb_sgd": lambda: mb_sgd(models.linear(), batch_size=8),
     "fedprox": lambda: fedprox(models.linear(), proximal=0.1, client_optimizer=SGD, batch_size=8),
     "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from covey import inference as inference
     from covey import kernels as kernels
     from covey import models as models
+    from covey.algorithms.apfl import apfl as apfl
     from covey.algorithms.em import em as em
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
@@ -41,6 +42,7 @@ _PLACES = {
     "kernels": "covey.kernels",
     "models": "covey.models",
     "em": "covey.algorithms.em:em",
+    "apfl": "covey.algorithms.apfl:apfl",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from covey.algorithms.apfl import apfl
 from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
@@ -27,6 +28,7 @@ MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS}
 
 METHODS: dict[str, Factory] = {
     "em": em,
+    "apfl": apfl,
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
     "fedper": fedper,

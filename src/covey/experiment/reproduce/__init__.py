@@ -28,4 +28,24 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="Mixed models of sleepstudy, radon and contraception beside maximum likelihood on the pooled tables",
         expected_seconds={"quick": 60.0, "full": 180.0},
     ),
+    "fedpop-small-images": Experiment(
+        run="covey.experiment.reproduce.fedpop_images:run_small",
+        description="FedSOUL, FedRep, APFL and FedAvg on CIFAR-10 with 5 to 25 images a client (figures 3 and S7)",
+        expected_seconds={"quick": 180.0, "full": 40000.0},
+    ),
+    "fedpop-full-images": Experiment(
+        run="covey.experiment.reproduce.fedpop_images:run_table",
+        description="The same and local training on CIFAR-10 with all images (table 2)",
+        expected_seconds={"quick": 180.0, "full": 60000.0},
+    ),
+    "fedpop-calibration": Experiment(
+        run="covey.experiment.reproduce.fedpop_images:run_calibration",
+        description="Reliability and calibration error of FedSOUL and FedRep on CIFAR-10 (figures 4 and S9)",
+        expected_seconds={"quick": 120.0, "full": 4000.0},
+    ),
+    "fedpop-ood": Experiment(
+        run="covey.experiment.reproduce.fedpop_images:run_strange",
+        description="Predictive entropy of images of another kind: MNIST and CIFAR-10 against three others (figures 4 and S8)",
+        expected_seconds={"quick": 120.0, "full": 8000.0},
+    ),
 }
