@@ -20,6 +20,7 @@ from covey.algorithms.fedavg import fedavg
 from covey.algorithms.local import local
 from covey.core import cohort
 from covey.core.metrics import Calibration, Mean
+from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.experiment import durable
 from covey.experiment.evaluation import Evaluation
@@ -281,6 +282,20 @@ def test_states_of_clients_lie_in_the_run_directory_and_resume(data, tmp_path):
     resumed = run(alone(), data, rounds=9, out=tmp_path / "run", checkpoint_every=2, resume=True, **common)
     pd.testing.assert_frame_equal(numbers(resumed), numbers(straight))
     pd.testing.assert_frame_equal(resumed.evaluate(part="validation").clients, straight.evaluate(part="validation").clients)
+
+
+def test_a_client_that_diverges_is_named_once():
+    """The others go on; its steps are too long for its rows alone."""
+    x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    data = FederatedData.from_clients({"calm": (x, x[:, 0]), "wild": (1e4 * x, x[:, 0])})
+    method = fedavg(linear(), client_optimizer=optax.sgd(0.1), batch_size=None, steps=30)
+    with pytest.warns(
+        UserWarning, match="round 1: 1 of the clients, 'wild' among them, have numbers that are not finite"
+    ) as told:
+        done = run(method, data, rounds=6, seed=0)
+    assert len(told) == 1
+    assert list(done.metrics["diverged"]) == [1] * 6
+    assert np.isfinite(done.metrics["train_loss"]).all()
 
 
 def test_the_rounds_before_a_divergence_are_kept(tmp_path):

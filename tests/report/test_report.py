@@ -11,6 +11,7 @@ from rich.console import Console
 
 from covey import models
 from covey.algorithms.fedavg import fedavg
+from covey.data.tables import HEART_DISEASE
 from covey.experiment.run import run
 from covey.report import demo, page
 from covey.report.figures import curves, spread
@@ -74,5 +75,12 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch):
     assert means["cleveland", "federated"] > 0.7
     assert means["switzerland", "mixed effects"] > means["switzerland", "federated"]
     assert (tmp_path / "figure.html").stat().st_size > 1e6
+    # What the mixed model says of hospitals: nearly every patient of Switzerland is ill; an interval narrows with patients.
+    effects = pd.read_csv(tmp_path / "effects.csv").set_index("name")
+    assert effects.loc["switzerland", "low"] > effects.loc["cleveland", "high"]
+    new = effects[effects.index.str.startswith("va, ")]
+    assert (np.diff(new["high"] - new["low"]) < 0).all()
+    assert (effects[effects["kind"] == "shared"].index == list(HEART_DISEASE.features)).all()
+    assert effects.loc["ca", "low"] > 0  # vessels narrowed
     # 14 numbers down, 14 and a weight up, 3 hospitals, 20 rounds, 32 bits each
     assert f"sent {29 * 3 * 20 * 4 / 1e3:.0f} kB" in text.getvalue()

@@ -5,7 +5,8 @@ second, so that the progress moves and Ctrl-C is heard. No number depends on whe
 """
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +24,7 @@ from covey.core.faults import Faults
 from covey.core.node import Channel
 from covey.data.federated import FederatedData, Part
 from covey.engines.loop import Loop
-from covey.engines.record import Diverged
+from covey.engines.record import Diverged, Line
 from covey.engines.rows import Storage, chosen, need_rows
 from covey.engines.simulate import Simulation
 from covey.experiment import toml
@@ -165,6 +166,7 @@ class Run:
         self._last: Evaluation | None = None
         self._saved_at = perf_counter()
         self._block = 1
+        self._told_of_diverged = False
 
     def __repr__(self) -> str:
         return f"Run({self.name}: {self.method.name}, {self.data.clients} clients, {self.round} rounds)"
@@ -269,6 +271,7 @@ class Run:
             if self._directory is not None:
                 self._directory.append([_finite(line) for line in error.lines])
             raise
+        self._warn_of_diverged(lines)
         seconds = perf_counter() - start
         self._block = _next_length(self._block, seconds)
         records = [_finite(line | {"seconds": seconds / len(lines)}) for line in lines]
@@ -282,6 +285,19 @@ class Run:
             if late or self._is_due(self._plan.checkpoint_every, target):
                 self._checkpoint(self._directory)
         return records
+
+    def _warn_of_diverged(self, lines: Sequence[Line]) -> None:
+        """Once a run: some clients cannot go on, and the others do not wait for them."""
+        first = next((line for line in lines if line["diverged"]), None)
+        if first is None or self._told_of_diverged:
+            return
+        self._told_of_diverged = True
+        name = self.data.name_of(self.data.position_of(int(first["diverged_id"])))
+        warnings.warn(
+            f"round {first['round']}: {first['diverged']} of the clients, {name!r} among them, have numbers that are not finite; "
+            "they are left out until they recover. Make the client's step size smaller, or use a preconditioned kernel",
+            stacklevel=2,
+        )
 
     def _next_stop(self, target: int) -> int:
         stops = [target, self.round + self._block]

@@ -55,7 +55,7 @@ def intervals(tables: dict[str, pd.DataFrame], *, title: str) -> go.Figure:
             showlegend=False,
         )
         figure.add_trace(points, row=1, col=panel)
-        figure.add_vline(x=0, line={"color": "#bbbbbb", "dash": "dot"}, row=1, col=panel)
+    figure.add_vline(x=0, line={"color": "#bbbbbb", "dash": "dot"})
     figure.update_yaxes(autorange="reversed")
     return styled(figure, title=title, height=480)
 
