@@ -16,6 +16,7 @@ are far below the paper's, and only the order of the methods can be compared. Th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -35,6 +36,7 @@ from covey.core.cohort import uniform
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.data.loaders import load
+from covey.engines.record import Diverged
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.reproduce.frame import Claim, Report, Row, Scale
 from covey.experiment.run import Run
@@ -47,10 +49,11 @@ if TYPE_CHECKING:
     from covey.core.metrics import Calibration
 
 PASSES = 11
+DEVIATION = 0.1  # of the effects, to start from; about that of a network's own first weights
 COLOURS = {"FedSOUL": "#1f6fb2", "FedRep": "#d1733b", "APFL": "#4f9d69", "FedAvg": "#b9b9b9", "Local": "#7f7f7f"}
-# What a method may choose from, the likeliest first: the deviation that the law of the effects starts from, or learning rates.
+# Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body for FedRep.
 SETTINGS: dict[str, tuple[float, ...]] = {
-    "FedSOUL": (0.1, 0.2),
+    "FedSOUL": (0.003, 0.03),
     "FedRep": (0.1, 0.2),
     "APFL": (0.05, 0.1),
     "FedAvg": (0.05, 0.1),
@@ -99,7 +102,7 @@ class Size(NamedTuple):
     cohort: int = 10
 
 
-QUICK = Size(seeds=1, clients=50, channels=(16, 32), hidden=(32,), halved=True, rounds=200, every=50, candidates=1)
+QUICK = Size(seeds=1, clients=50, channels=(16, 32), hidden=(32,), halved=True, rounds=200, every=50, candidates=2)
 FULL = Size(seeds=3, clients=100, channels=(64, 64), hidden=(120, 64), halved=False, rounds=300, every=50, candidates=2)
 
 
@@ -169,7 +172,7 @@ def strange(cells: dict[Problem, tuple[str, ...]], size: Size, report: Report) -
     """
     rows, claims, curves = [], [], {}
     for cell, others in cells.items():
-        pictures = {other: strangers(other, cell, size) for other in others}
+        pictures = {other: strangers(other, size) for other in others}
         found = _grid([cell], ("FedSOUL", "FedRep"), size, report, lambda done, pictures=pictures: entropies(done, pictures))
         for name, seeds in found[cell].items():
             for other in others:
@@ -194,8 +197,8 @@ def images_of(problem: Problem, size: Size, seed: int) -> FederatedData:
     return _halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
 
 
-def strangers(name: str, like: Problem, size: Size, number: int = 500) -> np.ndarray:
-    """Images of another kind, in the shape of a problem's."""
+def strangers(name: str, size: Size, number: int = 500) -> np.ndarray:
+    """Images of another kind."""
     data = load(name, part="test", partition="iid", clients=1, seed=0)
     data = _halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
     return np.asarray(data.rows.x[:number])
@@ -217,11 +220,11 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
     if name == "FedSOUL":
         return fedpop(
             cut,
-            step_size=setting**2 * min(1.0, 25 / rows),
+            step_size=DEVIATION**2 * min(1.0, 25 / rows),
             draws=PASSES - 1,
-            effects=gaussian(covariance="isotropic", initial_scale=setting, scale_bounds=(setting, 10 * setting)),
+            effects=gaussian(covariance="isotropic", initial_scale=DEVIATION, scale_bounds=(DEVIATION, 10 * DEVIATION)),
             phi_optimizer=optax.adam(3e-3),
-            beta_optimizer=optax.adam(3e-3),
+            beta_optimizer=optax.adam(setting),
         )
     if name == "FedRep":
         return fedrep(
@@ -272,10 +275,14 @@ def _grid(
             for name in methods:
                 report(f"{name} on {cell.label}, seed {seed + 1} of {size.seeds}")
                 options = (settings[name],) if name in settings else SETTINGS[name][: size.candidates]
-                tried = [best(method_of(name, option, size, rows), data, size, seed, look) for option in options]
-                place = int(np.argmax([validation for validation, _ in tried]))
-                settings[name] = options[place]
-                found[cell][name].append(tried[place][1])
+                tried: dict[float, tuple[float, Looked]] = {}
+                for option in options:
+                    with suppress(Diverged):
+                        tried[option] = best(method_of(name, option, size, rows), data, size, seed, look)
+                if not tried:
+                    raise ValueError(f"{name} diverges on {cell.label} with each of its settings {options}")
+                settings[name] = max(tried, key=lambda option: tried[option][0])
+                found[cell][name].append(tried[settings[name]][1])
     return found
 
 
