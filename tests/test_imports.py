@@ -17,6 +17,7 @@ LOWER = {
     "algorithms": {"core", "kernels", "channel", "models", "data"},
     "engines": {"core", "kernels", "channel", "models", "data", "algorithms"},
     "inference": {"core", "kernels", "channel", "models", "data", "algorithms", "engines"},
+    "estimators": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference"},
     "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference"},
     "report": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference", "experiment"},
 }

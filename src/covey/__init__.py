@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
     from covey.data.loaders import load as load
+    from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
     from covey.experiment.run import Run as Run
     from covey.experiment.run import run as run
 
@@ -55,6 +56,7 @@ _PLACES = {
     "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
+    "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
     "load": "covey.data.loaders:load",
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
 from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
+from covey.models.factor_analysis import FactorAnalysis, factor_analysis
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
@@ -56,6 +57,7 @@ MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
 """Models with effects of each client's own, for the methods that know what to do with them."""
 
 LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
+    "factor_analysis": factor_analysis,
     "gaussian_mixture": gaussian_mixture,
     "poisson_mixture": poisson_mixture,
     "regression_mixture": regression_mixture,
@@ -70,6 +72,7 @@ __all__ = [
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
+    "FactorAnalysis",
     "GaussianMixture",
     "LatentModel",
     "Law",
@@ -90,6 +93,7 @@ __all__ = [
     "convolve",
     "divide",
     "energy",
+    "factor_analysis",
     "femnist_cnn",
     "fixed",
     "from_equinox",

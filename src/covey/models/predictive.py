@@ -67,12 +67,12 @@ class Categorical(NamedTuple):
 
 
 class Normal(NamedTuple):
-    """A number with Gaussian noise of standard deviation `scale`."""
+    """A number, or several a row, with Gaussian noise of standard deviation `scale`."""
 
-    mean: Float[Array, " rows"]
-    scale: Float[Array, " rows"]
+    mean: Float[Array, " rows *numbers"]
+    scale: Float[Array, " rows *numbers"]
 
-    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
+    def log_prob(self, y: Real[Array, " rows *numbers"]) -> Float[Array, " rows *numbers"]:
         """The Gaussian log-density."""
         return jax.scipy.stats.norm.logpdf(y, self.mean, self.scale)
 
