@@ -142,7 +142,8 @@ def find() -> Findings:
     tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]
     tables += [fit.posterior.summary(NEW, probability=PROBABILITY, data=some).set_axis([name]) for name, some in arriving.items()]
     names = {"mean": "estimate", f"lower_{100 * PROBABILITY:g}": "low", f"upper_{100 * PROBABILITY:g}": "high"}
-    return Findings(shared[[*names.values()]], pd.concat(tables).rename(columns=names)[[*names.values()]])
+    columns = list(names.values())
+    return Findings(shared.filter(columns), pd.concat(tables).rename(columns=names).filter(columns))
 
 
 def arrived(new: FederatedData, patients: int) -> FederatedData:
