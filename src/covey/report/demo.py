@@ -136,7 +136,8 @@ def find() -> Findings:
     method = mixed_effects()
     fit = run(method, hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
     shared = shared_effects(method, mixed_logistic(), fit.state.theta, hospitals, phi_prior=PRIOR, probability=PROBABILITY)
-    shared = shared[shared.index.str.startswith("weights")].set_axis(list(HEART_DISEASE.features))
+    weights = [f"weights[{place}]" for place in range(len(HEART_DISEASE.features))]
+    shared = shared.loc[weights].set_axis(list(HEART_DISEASE.features))
     patients = int(new.counts("train")[0])
     arriving = {f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)}
     tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]

@@ -11,12 +11,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
-        expected_seconds={"quick": 150.0, "full": 1200.0},
+        expected_seconds={"quick": 90.0, "full": 1200.0},
     ),
     "fedpop-synthetic-grid": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run_grid",
         description="The same with other numbers of clients, columns and effects (figures S1 to S6)",
-        expected_seconds={"quick": 150.0, "full": 1200.0},
+        expected_seconds={"quick": 90.0, "full": 1200.0},
     ),
     "fedpop-limits": Experiment(
         run="covey.experiment.reproduce.fedpop_limits:run",
@@ -31,21 +31,21 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedpop-small-images": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_small",
         description="FedSOUL, FedRep, APFL and FedAvg on CIFAR-10 with 5 to 25 images a client (figures 3 and S7)",
-        expected_seconds={"quick": 180.0, "full": 40000.0},
+        expected_seconds={"quick": 90.0, "full": 15000.0},
     ),
     "fedpop-full-images": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_table",
         description="The same and local training on CIFAR-10 with all images (table 2)",
-        expected_seconds={"quick": 180.0, "full": 60000.0},
+        expected_seconds={"quick": 90.0, "full": 8000.0},
     ),
     "fedpop-calibration": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_calibration",
         description="Reliability and calibration error of FedSOUL and FedRep on CIFAR-10 (figures 4 and S9)",
-        expected_seconds={"quick": 120.0, "full": 4000.0},
+        expected_seconds={"quick": 90.0, "full": 3000.0},
     ),
     "fedpop-ood": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_strange",
         description="Predictive entropy of images of another kind: MNIST and CIFAR-10 against three others (figures 4 and S8)",
-        expected_seconds={"quick": 120.0, "full": 8000.0},
+        expected_seconds={"quick": 90.0, "full": 8000.0},
     ),
 }
