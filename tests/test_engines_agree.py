@@ -14,6 +14,14 @@ from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation
 
 EVERY = {**METHODS, **VARIANTS}
+SLOW = (
+    "em",
+    "fedper",
+    "fedpop-energy",
+    "fedrep-steps",
+    "fedrep-nothing-personal",
+    "fedper-nothing-shared",
+)  # like others
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {
     "full": cohort.full(),
@@ -43,7 +51,10 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
         np.testing.assert_allclose(other, one, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(method, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, method in EVERY.items()],
+)
 def test_methods(method, data):
     assert_agree(method, data)
 

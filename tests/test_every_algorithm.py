@@ -10,8 +10,8 @@ from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 from covey.experiment.catalogue import METHODS as CATALOGUE
 
-# Methods that are another one with a few lines changed; `test_engines_agree` has them all.
-RELATIVES = ("em", "fedper", "fedprox", "mb_sgd")
+# Methods that share their frame with another; `test_engines_agree` has them all in the quick tests too.
+RELATIVES = ("apfl", "em", "fedavg_plus", "fedper", "fedprox", "mb_sgd", "vr_fedem")
 every_method = pytest.mark.parametrize(
     "method",
     [pytest.param(method, id=name, marks=pytest.mark.slow if name in RELATIVES else ()) for name, method in METHODS.items()],
@@ -89,11 +89,10 @@ def test_every_chunk_size_and_storage_gives_the_same_run(method, data):
     expected, lines, metrics = run(chunk=1)
     assert len({line["clients"] for line in lines}) > 1
     assert all(np.all(np.isfinite(metric.value())) for metric in metrics.values())
-    for options in ({"chunk": 2}, {"chunk": 5, "storage": "host"}):
-        snapshot, other_lines, other_metrics = run(**options)
-        assert [line["clients"] for line in lines] == [line["clients"] for line in other_lines]
-        same(snapshot, expected, rtol=1e-4, atol=1e-5)
-        same(other_metrics, metrics, rtol=1e-4, atol=1e-4)
+    snapshot, other_lines, other_metrics = run(chunk=2, storage="host")
+    assert [line["clients"] for line in lines] == [line["clients"] for line in other_lines]
+    same(snapshot, expected, rtol=1e-4, atol=1e-5)
+    same(other_metrics, metrics, rtol=1e-4, atol=1e-4)
 
 
 @every_method

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from covey.algorithms.fedavg import Up
-from covey.algorithms.fedpop import Effects, Population
+from covey.algorithms.fedpop import Population
 from covey.channel import block_quantisation, by_part, clipping, dithering, half, identity, natural, only, rand_k, top_k
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
+from covey.models.effects import Gaussian
 
 X = jnp.asarray([3.0, -4.0, 0.5, 0.0, 12.0, -0.25, 1.0])
 
@@ -141,7 +142,7 @@ def test_bad_options(make, message):
         make()
 
 
-POPULATION = Population({"w": X, "b": X[:2]}, Effects(X[:3], X[:1]))
+POPULATION = Population({"w": X, "b": X[:2]}, Gaussian(X[:3], X[:1]))
 
 
 @pytest.mark.parametrize(("part", "coded"), [("phi", ["w", "b"]), ("phi.w", ["w"]), (["phi.b"], ["b"])])

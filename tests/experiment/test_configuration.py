@@ -282,7 +282,7 @@ def test_the_em_family_from_plain_values():
     checked = configuration.checked(tables(model=model, method=method))
     assert checked.tables["model"]["ridge"] == 1e-6
     assert configuration.build(checked).method.name == "fedem"
-    with pytest.raises(ConfigurationError, match="fedem cannot use the model 'logistic'; it needs one of gaussian_mixture"):
+    with pytest.raises(ConfigurationError, match="fedem cannot use the model 'logistic'; it needs one of factor_analysis"):
         configuration.checked(tables(method=method))
     vr = configuration.checked(tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4}))
     assert configuration.build(vr).method.name == "vr_fedem"

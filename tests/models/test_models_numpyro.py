@@ -279,7 +279,7 @@ def test_fedpop_finds_the_mode_of_a_numpyro_model():
     x, y = clients[3]
     precision = len(y) / 1.5**2 + np.exp(-2 * exact[1])
     centre = (np.sum(y - exact[2] * x[:, 0]) / 1.5**2 + exact[0] * np.exp(-2 * exact[1])) / precision
-    draws = engine.draws(state, 3, 1000)["own"]
+    draws = engine.draws(state, np.array([3]), 1000)["own"][0, 0]
     assert abs(np.mean(draws) - centre) < 4 * np.sqrt(1 / precision / 1000) + 0.05
     np.testing.assert_allclose(np.std(draws), precision**-0.5, rtol=0.1)
 
@@ -452,7 +452,7 @@ def test_effects_are_those_of_pooled_nuts():
     fed = fedpop(client_plate(districts, data.spec), step_size=0.3, draws=20, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent)
     engine = Simulation(fed, data, seed=0)
     state = engine.advance(engine.start(), rounds)[0]
-    draws = np.stack([engine.draws(state, place, 4000)["own"] for place in range(40)], axis=1)
+    draws = np.moveaxis(engine.draws(state, np.arange(40), 4000)["own"][:, 0], 0, 1)
     spread = np.std(exact["own"], axis=0)
     gap = (draws.mean(0) - np.mean(exact["own"], axis=0)) / spread
     ratio = draws.std(0) / spread
