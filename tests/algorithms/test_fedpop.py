@@ -22,7 +22,7 @@ from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
 from covey.kernels import ornstein_uhlenbeck, sgld
 from covey.models import Linear, MixedModel, Normal
-from covey.models.effects import Gaussian
+from covey.models.effects import Correlated, Gaussian
 
 NOISE, STEP, SLOPES = 0.8, 0.01, (1,)
 THETA = Population(Linear(np.array([0.7, -0.4]), np.array(0.3)), Gaussian(np.array([0.5, -0.6]), np.log([0.9, 0.5])))
@@ -102,6 +102,25 @@ def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
         assert np.all(np.abs(np.mean(estimates, 0) - value) < 4 * error)
         assert np.all(error < 0.2)
     assert np.all(surplus < 0.05)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_both_forms_of_the_gradient_are_those_of_the_marginal_likelihood(theta, covariance):
+    """With draws of the posterior itself; a covariance that happens to be diagonal has the same likelihood."""
+    if covariance == "full":
+        theta = theta._replace(beta=Correlated(*theta.beta, jnp.zeros((2, 2))))
+    exact = jax.grad(lambda t: log_marginal(t, *CLIENT.rows, CLIENT.design, NOISE))(theta)
+    keys, data, spread = jax.random.split(jax.random.key(3), KEYS), whole(CLIENT.rows), {}
+    for centred in (True, False):
+        options = {"kernel": ornstein_uhlenbeck(), "effects": models.gaussian(covariance=covariance), "centred": centred}
+        fed = fedpop(models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=3.0, draws=50, **options)
+        start = fed.init_client(keys[0], Down(theta, jnp.ones(())), data)
+        up = jax.jit(jax.vmap(lambda key: fed.client(key, Down(theta, jnp.ones(())), start, data).up))(keys)  # noqa: B023
+        for part in ("mean", "log_scale"):
+            found, value = (getattr(one.beta, part) for one in (up, exact))
+            assert np.all(np.abs(np.mean(found, 0) - value) < 4 * np.std(found, 0) / np.sqrt(KEYS)), (centred, part)
+        spread[centred] = np.std(up.beta.mean, 0)
+    assert np.all(spread[True] != spread[False])  # two estimates, not one
 
 
 @pytest.mark.parametrize("batch_size", [None, 4], ids=["ula", "sgld"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from covey.core.shard import Rows
 from covey.data.loaders import load
 from covey.data.synthetic import shared_features
 from covey.experiment.reproduce import fedpop_glmm as glmm
@@ -40,7 +41,7 @@ def test_effects_that_nothing_holds_make_fedrep(small):
 
 def test_the_oracle_is_the_posterior_mean():
     """Of one row with one feature: shrunk least squares."""
-    found = synthetic.oracle(np.array([[3.0, 4.0]]), np.array([2.0]), np.array([[0.6], [0.8]]), 0.5)
+    found = synthetic.oracle(Rows(np.array([[3.0, 4.0]]), np.array([2.0])), np.array([[0.6], [0.8]]), 0.5)
     np.testing.assert_allclose(found, [5 * 2 / 0.25 / (1 + 25 / 0.25)])
     assert synthetic.principal_angle(np.eye(3)[:, :2], np.eye(3)[:, 1:]) == pytest.approx(1.0)
     assert synthetic.principal_angle(np.eye(3)[:, :2], 7 * np.eye(3)[:, [1, 0]]) == pytest.approx(0.0)

@@ -101,3 +101,15 @@ def test_what_cannot_be_had(theta):
         shared_effects(method, MODEL, theta, data, probability=90.0)
     with pytest.raises(ValueError, match="known up to a constant only"):
         observed_information(method, MODEL, theta, data, effects=models.energy())
+
+
+def test_a_law_that_is_given_is_known(theta):
+    """Its numbers have no standard errors, and the others' come from the information about phi alone."""
+    data, law = FederatedData.from_clients(clients(6)), models.fixed(scale=0.8)
+    theta = theta._replace(beta=Gaussian(jnp.zeros(2), jnp.log(0.8)))
+    method = fedpop(MODEL, step_size=3.0, draws=50, kernel=ornstein_uhlenbeck(), effects=law, adapt_burn_in=3)
+    table = shared_effects(method, MODEL, theta, data, effects=law, rounds=2)
+    assert table.loc["deviation", "se"] == 0
+    information = observed_information(method, MODEL, theta, data, effects=law, rounds=2)
+    errors = np.sqrt(np.diag(np.linalg.inv(information[:3, :3])))  # the two weights and the intercept come first
+    np.testing.assert_allclose(table["se"].loc[["weights[0]", "weights[1]", "intercept"]], errors, rtol=1e-6)

@@ -139,12 +139,9 @@ def fedpop(
     phi_ascent = optax.adam(0.01, b2=0.95) if phi_optimizer is None else phi_optimizer
     beta_ascent = optax.adam(0.01, b2=0.95) if beta_optimizer is None else beta_optimizer
 
-    def of_law(theta):
-        return theta.beta if model.law is None else theta.phi  # a model's own law depends on its phi
-
     def sample(key, down, data, start, memory, *, burn_in, draws):
         posterior = Posterior(
-            log_prior=lambda z: law.log_density(of_law(down.theta), z),
+            log_prior=lambda z: law.log_density(of_law(model, down.theta), z),
             log_likelihood=lambda z, rows: model.log_likelihood(down.theta.phi, z, rows) / down.temperature,
             data=data,
         )
@@ -174,7 +171,7 @@ def fedpop(
         return first ** jnp.maximum(1 - state.round / rounds, 0.0)
 
     def init_client(key, down, data):
-        start = law.start(of_law(down.theta))
+        start = law.start(of_law(model, down.theta))
         return Personal(jnp.tile(start, (draws, 1)), transition.init(start))
 
     def client(key, down, personal, data):
@@ -190,7 +187,7 @@ def fedpop(
                 fit = log_likelihood(theta.phi, jax.vmap(partial(law.transport, down.theta.beta, theta.beta))(personal.draws))
                 return fit / down.temperature, fit
             fit = log_likelihood(theta.phi, personal.draws)
-            log_prior = jnp.mean(jax.vmap(lambda z: law.log_density(of_law(theta), z))(personal.draws))
+            log_prior = jnp.mean(jax.vmap(lambda z: law.log_density(of_law(model, theta), z))(personal.draws))
             return fit / down.temperature + log_prior, fit
 
         slope, fit = jax.grad(log_joint, has_aux=True)(down.theta)
@@ -225,9 +222,9 @@ def fedpop(
 
     def adapt(key, down, data):
         walk, prior = jax.random.split(key)
-        start = law.start(of_law(down.theta))
+        start = law.start(of_law(model, down.theta))
         posterior = sample(walk, down, data, start, transition.init(start), burn_in=adapt_burn_in, draws=draws)
-        from_prior = law.draws(prior, of_law(down.theta), draws)
+        from_prior = law.draws(prior, of_law(model, down.theta), draws)
         return posterior._replace(draws=jnp.where(data.count == 0, from_prior, posterior.draws))
 
     def more(key, down, personal, data, number):
@@ -235,7 +232,7 @@ def fedpop(
         choose, walk, prior = jax.random.split(key, 3)
         start = personal.draws[jax.random.randint(choose, (), 0, draws)]
         chained = sample(walk, down, data, start, personal.memory, burn_in=burn_in, draws=number).draws
-        effects = jnp.where(data.count == 0, law.draws(prior, of_law(down.theta), number), chained)
+        effects = jnp.where(data.count == 0, law.draws(prior, of_law(model, down.theta), number), chained)
         describe = model.describe
         return effects if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(effects)
 
@@ -252,6 +249,11 @@ def fedpop(
         adapt=adapt,
         draws=more,
     )
+
+
+def of_law(model: MixedModel, theta: Population) -> PyTree:
+    """The parameters of the law of the effects: beta, but phi for a law that is the model's own."""
+    return theta.beta if model.law is None else theta.phi
 
 
 def _ascend(

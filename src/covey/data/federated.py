@@ -230,11 +230,15 @@ class FederatedData:
             raise ValueError(f"there is no client {client!r} among the {self.clients} clients {some}, ...")
         return int(found[0])
 
+    def rows_of(self, position: int, part: Part) -> PyTree:
+        """One client's own rows of a part, a view of the storage."""
+        start, count = int(self.starts(part)[position]), int(self.counts(part)[position])
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
+
     def shard(self, position: int, part: Part) -> Shard:
         """One client's own rows of a part, as a site would hold them."""
-        start, count = int(self.starts(part)[position]), int(self.counts(part)[position])
-        if count:
-            return whole(jax.tree.map(lambda leaf: leaf[start : start + count], self.rows))
+        if self.counts(part)[position]:
+            return whole(self.rows_of(position, part))
         # A row cannot be taken from an array without rows, not even one that a mask then hides.
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
         return replace(whole(blank), count=jnp.int32(0))

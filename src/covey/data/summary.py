@@ -8,6 +8,7 @@ has rows.
 `random_rows` is the usual start at randomly chosen rows. It publishes those rows, so it is for data that may be seen.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -71,8 +72,8 @@ def random_rows(data: FederatedData, number: int, *, seed: int) -> Float[np.ndar
 
 
 def _training_rows(data: FederatedData, position: int) -> np.ndarray:
-    start, count = int(data.starts("train")[position]), int(data.counts("train")[position])
-    return np.asarray(data.rows.x[start : start + count], np.float64).reshape(count, -1)
+    x = data.rows_of(position, "train").x
+    return np.asarray(x, np.float64).reshape(len(x), math.prod(x.shape[1:]))
 
 
 def _groups(rng: np.random.Generator, x: np.ndarray, number: int) -> list[tuple[np.ndarray, int]]:

@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.fedpop import Down, Population
+from covey.algorithms.fedpop import Down, Population, of_law
 from covey.algorithms.total import total
 from covey.core.algorithm import Algorithm
 from covey.core.shard import all_rows
@@ -55,7 +55,7 @@ def observed_information(
 
     def log_joint(numbers, z, rows, mask):
         at = unravel(numbers)
-        log_prior = law.log_density(at.beta if model.law is None else at.phi, z)
+        log_prior = law.log_density(of_law(model, at), z)
         return log_prior + jnp.sum(jnp.where(mask, model.log_likelihood(at.phi, z, rows), 0.0))
 
     def of_client(key, rows):
@@ -94,8 +94,10 @@ def shared_effects(
     information = information + np.diag(_precision(theta, phi_prior, beta_prior))
     if model.log_prior is not None:
         information = information - _curvature(model.log_prior, theta)
-    covariance = np.linalg.pinv(information, rcond=1e-6, hermitian=True)
     flat, unravel = ravel_pytree(theta)
+    free = len(flat) if law.learned else len(ravel_pytree(theta.phi)[0])  # a law that is not learned is known
+    covariance = np.zeros_like(information)
+    covariance[:free, :free] = np.linalg.pinv(information[:free, :free], rcond=1e-6, hermitian=True)
     estimate, jacobian = described(model, law, unravel(flat)), jax.jacobian(lambda v: described(model, law, unravel(v)))(flat)
     quantile = float(norm.ppf(0.5 + probability / 2))
     lines = []
@@ -112,7 +114,7 @@ def shared_effects(
 
 def described(model: MixedModel, law: Law, theta: Population) -> dict[str, Array]:
     """What users know of theta: the coefficients of a typical client, and how much clients differ."""
-    parameters = theta.beta if model.law is None else theta.phi
+    parameters = of_law(model, theta)
     if model.coefficients is None:
         shared = {"phi": ravel_pytree(theta.phi)[0]}
     else:

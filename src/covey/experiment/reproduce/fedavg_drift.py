@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 from covey.algorithms.fedavg import fedavg
 from covey.data.federated import FederatedData
 from covey.data.synthetic import least_squares
-from covey.experiment.reproduce.frame import Claim, Report, Row, Scale
+from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row
 from covey.experiment.run import run as run_method
 from covey.models import linear
 
@@ -65,9 +65,9 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
             errors.append(float(np.linalg.norm(ends[-1] - still) / np.linalg.norm(optimum)))
     last = {steps: np.array([path[-1] for path in paths[steps]]) for steps in STEPS}
     early = {steps: np.array([path[0] for path in paths[steps]]) for steps in STEPS}
-    rows = [_row(f"distance to the optimum at the end, {steps} local steps", last[steps]) for steps in STEPS]
-    rows += [_row(f"the same in theory, {steps} local steps", np.array(theory[steps])) for steps in STEPS]
-    rows += [_row(f"distance after {size.every} rounds, {steps} local steps", early[steps]) for steps in STEPS]
+    rows = [row(f"distance to the optimum at the end, {steps} local steps", last[steps]) for steps in STEPS]
+    rows += [row(f"the same in theory, {steps} local steps", np.array(theory[steps])) for steps in STEPS]
+    rows += [row(f"distance after {size.every} rounds, {steps} local steps", early[steps]) for steps in STEPS]
     claims = [
         _above("final distance, 100 steps over 10", float(last[100].mean() / last[10].mean())),
         _above(f"distance after {size.every} rounds, 1 step over 10", float(early[1].mean() / early[10].mean())),
@@ -96,8 +96,8 @@ class Quadratic(NamedTuple):
 
 def quadratic(data: FederatedData, place: int) -> Quadratic:
     """The loss of the client at a position."""
-    start, rows = int(data.starts("train")[place]), int(data.counts("train")[place])
-    x, y = (leaf[start : start + rows].astype(np.float64) for leaf in data.rows)
+    x, y = (leaf.astype(np.float64) for leaf in data.rows_of(place, "train"))
+    rows = len(y)
     design = np.column_stack([x, np.ones(rows)])
     return Quadratic(design.T @ design / rows, np.linalg.lstsq(design, y, rcond=None)[0], rows)
 
@@ -132,10 +132,6 @@ def figure(paths: dict[int, list[np.ndarray]], theory: dict[int, list[float]], s
 def _parameters(done) -> np.ndarray:
     parameters = done.state.parameters
     return np.append(np.asarray(parameters.weight, np.float64), np.asarray(parameters.bias, np.float64))
-
-
-def _row(quantity: str, values: np.ndarray) -> Row:
-    return Row(quantity, None, float(values.mean()), float(values.std(ddof=1)), len(values))
 
 
 def _above(claim: str, value: float, bound: float = 1.0) -> Claim:

@@ -120,7 +120,7 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
 def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
     """The fit of the pooled table."""
     with jax.enable_x64(True):
-        groups = [jax.tree.map(jnp.asarray, _of_client(data, place)) for place in range(data.clients)]
+        groups = [jax.tree.map(lambda leaf: jnp.asarray(leaf, float), data.rows_of(at, "train")) for at in range(data.clients)]
         columns, effects = groups[0].x.shape[1] + 1, 1 + len(case.slopes)
         lower = np.tril_indices(effects, -1)
 
@@ -216,8 +216,3 @@ def _is_known(name: str) -> bool:
         return False
     row, column = (int(place) for place in name.removeprefix("correlation[").removesuffix("]").split(","))
     return row >= column
-
-
-def _of_client(data: FederatedData, place: int) -> Rows:
-    first, count = int(data.starts("train")[place]), int(data.counts("train")[place])
-    return Rows(*(leaf[first : first + count].astype(np.float64) for leaf in data.rows))

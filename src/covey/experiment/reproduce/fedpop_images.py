@@ -40,7 +40,7 @@ from covey.data.federated import FederatedData
 from covey.data.loaders import load
 from covey.engines.record import Diverged
 from covey.experiment.evaluation import Evaluation
-from covey.experiment.reproduce.frame import Claim, Report, Row, Scale
+from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row, spread
 from covey.experiment.run import Run
 from covey.experiment.run import run as run_method
 from covey.inference.calibration import reliability
@@ -139,7 +139,7 @@ def run_strange(scale: Scale, report: Report) -> Reproduced:
 def small(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     """Mean test accuracy over clients in each cell; FedSOUL should be above FedRep in all."""
     scores = _accuracies(_grid(cells, ("FedSOUL", "FedRep", "APFL", "FedAvg"), size, report, _on_test))
-    rows = [_row(f"accuracy, {name}, {cell.label}", values) for cell, of in scores.items() for name, values in of.items()]
+    rows = [row(f"accuracy, {name}, {cell.label}", values) for cell, of in scores.items() for name, values in of.items()]
     claims = [_beats(cell, of, "FedRep") for cell, of in scores.items()]
     return rows, claims, _bars(scores)
 
@@ -149,7 +149,7 @@ def table(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     scores = _accuracies(_grid(cells, tuple(COLOURS), size, report, _on_test))
     rows, claims = [], []
     for cell, of in scores.items():
-        rows += [_row(f"accuracy, {name}, {cell.label}", of[name], TABLE[cell.classes][name] / 100) for name in of]
+        rows += [row(f"accuracy, {name}, {cell.label}", of[name], TABLE[cell.classes][name] / 100) for name in of]
         claims += [_beats(cell, of, name) for name in of if name != "FedSOUL"]
     return rows, claims, _bars(scores)
 
@@ -160,9 +160,9 @@ def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     rows, claims = [], []
     for cell, of in found.items():
         errors = {name: np.array([one.pooled["ece"] for one in seeds]) for name, seeds in of.items()}
-        rows += [_row(f"calibration error, {name}, {cell.label}", errors[name]) for name in of]
+        rows += [row(f"calibration error, {name}, {cell.label}", errors[name]) for name in of]
         rows += [
-            _row(f"accuracy, {name}, {cell.label}", np.array([_accuracy(one) for one in seeds])) for name, seeds in of.items()
+            row(f"accuracy, {name}, {cell.label}", np.array([_accuracy(one) for one in seeds])) for name, seeds in of.items()
         ]
         ratio = float(errors["FedSOUL"].mean() / errors["FedRep"].mean())
         claims.append(Claim(f"calibration error of FedSOUL over FedRep, {cell.label}", ratio, 1.0, ratio < 1))
@@ -181,7 +181,7 @@ def strange(cells: dict[Problem, tuple[str, ...]], size: Size, report: Report) -
         for name, seeds in found[cell].items():
             for other in others:
                 areas = np.array([np.mean([auroc(one["own"], one[other]) for one in clients]) for clients in seeds])
-                rows.append(_row(f"AUROC of the entropy, {name}, {cell.images} against {other}", areas))
+                rows.append(row(f"AUROC of the entropy, {name}, {cell.images} against {other}", areas))
                 if name == "FedSOUL" and cell.images == "mnist":
                     area = float(areas.mean())
                     claims.append(Claim(f"AUROC of FedSOUL's entropy, mnist against {other}", area, 0.75, area > 0.75))
@@ -312,10 +312,6 @@ def _halved(data: FederatedData) -> FederatedData:
     return replace(data, rows=Rows(x, data.rows.y), spec=data.spec._replace(rows=rows))
 
 
-def _row(quantity: str, values: np.ndarray, paper: float | None = None) -> Row:
-    return Row(quantity, paper, float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None, len(values))
-
-
 def _beats(cell: Problem, scores: dict[str, np.ndarray], other: str) -> Claim:
     value = float(scores["FedSOUL"].mean() - scores[other].mean())
     return Claim(f"accuracy of FedSOUL minus {other}, {cell.label}", value, 0.0, value > 0)
@@ -326,9 +322,9 @@ def _bars(scores: dict[Problem, dict[str, np.ndarray]]) -> go.Figure:
     chart = go.Figure()
     for name in next(iter(scores.values())):
         values = [of[name] for of in scores.values()]
-        spread = {"type": "data", "array": [float(v.std(ddof=1)) if len(v) > 1 else 0.0 for v in values]}
+        bars = {"type": "data", "array": [spread(v) or 0.0 for v in values]}
         means, labels = [float(v.mean()) for v in values], [cell.label for cell in scores]
-        chart.add_trace(go.Bar(x=labels, y=means, error_y=spread, name=name, marker_color=COLOURS[name]))
+        chart.add_trace(go.Bar(x=labels, y=means, error_y=bars, name=name, marker_color=COLOURS[name]))
     chart.update_layout(title="Mean test accuracy over clients", template="plotly_white", barmode="group")
     return chart
 

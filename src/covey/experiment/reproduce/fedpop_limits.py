@@ -25,7 +25,7 @@ from covey.core.algorithm import Algorithm, State
 from covey.data.federated import FederatedData
 from covey.data.synthetic import shared_features
 from covey.engines.simulate import Simulation
-from covey.experiment.reproduce.frame import Claim, Report, Row, Scale
+from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import fixed, gaussian, linear, linear_map, mixed_linear
 
@@ -59,7 +59,7 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
             personal = path(towards_heads(sigma, start, data), data, size.rounds, lambda state: np.asarray(state.theta.phi))
             far["FedRep"][seed, place] = distance(personal, other)
     rows = [
-        Row(f"distance of FedPop's path to {name}'s, sigma {sigma:g}", None, float(values.mean()), _sd(values), size.seeds)
+        row(f"distance of FedPop's path to {name}'s, sigma {sigma:g}", values)
         for name, table in far.items()
         for sigma, values in zip(SIGMAS, table.T, strict=True)
     ]
@@ -149,7 +149,3 @@ def _typical(state: State) -> np.ndarray:
 
 def _joined(weight: Array, bias: Array) -> np.ndarray:
     return np.append(np.asarray(weight), np.asarray(bias))
-
-
-def _sd(values: np.ndarray) -> float | None:
-    return float(values.std(ddof=1)) if len(values) > 1 else None

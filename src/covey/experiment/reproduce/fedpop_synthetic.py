@@ -22,10 +22,11 @@ import plotly.graph_objects as go
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedrep import fedrep
+from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.data.synthetic import Features, shared_features
 from covey.engines.record import Diverged
-from covey.experiment.reproduce.frame import Claim, Report, Row, Scale
+from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row, spread
 from covey.experiment.run import run as run_method
 from covey.inference.start import spectral_start
 from covey.kernels import ornstein_uhlenbeck
@@ -90,7 +91,7 @@ def scores(problem: Problem, seed: int, rounds: int) -> dict[str, Score]:
     sizes = {"clients": problem.clients, "dimensions": problem.dimensions, "effects": problem.effects}
     data, truth = shared_features(seed, few=problem.few, noise=problem.noise, **sizes)
     start = spectral_start(data, effects=problem.effects)
-    known = np.stack([oracle(*_rows(data, place), truth.phi, problem.noise) for place in range(data.clients)])
+    known = np.stack([oracle(data.rows_of(place, "train"), truth.phi, problem.noise) for place in range(data.clients)])
     return {
         "oracle": Score(0.0, _error(known, truth)),
         "FedPop": _fedpop(problem, data, truth, start, seed, rounds),
@@ -99,10 +100,10 @@ def scores(problem: Problem, seed: int, rounds: int) -> dict[str, Score]:
     }
 
 
-def oracle(x: np.ndarray, y: np.ndarray, phi: np.ndarray, noise: float) -> np.ndarray:
-    """The posterior mean of z where phi is known and z ~ N(0, I)."""
-    features = x @ phi
-    return np.linalg.solve(features.T @ features / noise**2 + np.eye(phi.shape[1]), features.T @ y / noise**2)
+def oracle(rows: Rows, phi: np.ndarray, noise: float) -> np.ndarray:
+    """The posterior mean of a client's z where phi is known and z ~ N(0, I)."""
+    features = rows.x @ phi
+    return np.linalg.solve(features.T @ features / noise**2 + np.eye(phi.shape[1]), features.T @ rows.y / noise**2)
 
 
 def principal_angle(one: np.ndarray, other: np.ndarray) -> float:
@@ -166,11 +167,6 @@ def _best(of: Callable[[float], Score]) -> Score:
     return min(found, key=lambda score: score.error)
 
 
-def _rows(data: FederatedData, place: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = slice(int(data.starts("train")[place]), int(data.starts("train")[place] + data.counts("train")[place]))
-    return data.rows.x[rows].astype(np.float64), data.rows.y[rows].astype(np.float64)
-
-
 def _error(z: np.ndarray, truth: Features) -> float:
     return float(np.linalg.norm(z - truth.z, axis=1).mean())
 
@@ -189,10 +185,10 @@ def _rows_of(found: dict[Problem, list[dict[str, Score]]]) -> list[Row]:
     for problem, seeds in found.items():
         for method in seeds[0]:
             errors = np.array([one[method].error for one in seeds])
-            rows.append(Row(f"error of z, {method}, {problem.label}", None, float(errors.mean()), _sd(errors), len(seeds)))
+            rows.append(row(f"error of z, {method}, {problem.label}", errors))
         for method in ("FedPop", "FedRep"):
             angles = np.array([one[method].angle for one in seeds])
-            rows.append(Row(f"angle of phi, {method}, {problem.label}", None, float(angles.mean()), _sd(angles), len(seeds)))
+            rows.append(row(f"angle of phi, {method}, {problem.label}", angles))
     return rows
 
 
@@ -213,21 +209,15 @@ def _mean(seeds: list[dict[str, Score]], method: str) -> float:
     return float(np.mean([one[method].error for one in seeds]))
 
 
-def _sd(values: np.ndarray) -> float | None:
-    return float(values.std(ddof=1)) if len(values) > 1 else None
-
-
 def figure(found: dict[Problem, list[dict[str, Score]]]) -> go.Figure:
     """The error of z by method, a group of bars a problem."""
     colours = {"oracle": "#7f7f7f", "FedPop": "#1f6fb2", "FedRep": "#d1733b", "FedAvg": "#b9b9b9"}
     chart = go.Figure()
     for method, colour in colours.items():
         errors = [np.array([one[method].error for one in seeds]) for seeds in found.values()]
-        spread = {"type": "data", "array": [_sd(values) or 0.0 for values in errors]}
+        bars = {"type": "data", "array": [spread(values) or 0.0 for values in errors]}
         labels = [problem.label for problem in found]
-        chart.add_trace(
-            go.Bar(x=labels, y=[values.mean() for values in errors], error_y=spread, name=method, marker_color=colour)
-        )
+        chart.add_trace(go.Bar(x=labels, y=[values.mean() for values in errors], error_y=bars, name=method, marker_color=colour))
     chart.update_layout(title="Error of the clients' own coefficients", template="plotly_white", barmode="group")
     chart.update_yaxes(type="log", title="mean distance to the truth")
     return chart

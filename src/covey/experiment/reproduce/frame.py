@@ -7,6 +7,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
+import numpy as np
+
 from covey.experiment import durable
 from covey.experiment.environment import versions
 
@@ -25,6 +27,16 @@ class Row(NamedTuple):
     ours: float
     sd: float | None
     seeds: int
+
+
+def row(quantity: str, values: np.ndarray, paper: float | None = None) -> Row:
+    """The line of a quantity that was found once a seed."""
+    return Row(quantity, paper, float(values.mean()), spread(values), len(values))
+
+
+def spread(values: np.ndarray) -> float | None:
+    """The standard deviation over seeds; of a single one there is none."""
+    return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 class Claim(NamedTuple):
