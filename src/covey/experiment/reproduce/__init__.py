@@ -48,4 +48,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="Predictive entropy of images of another kind: MNIST and CIFAR-10 against three others (figures 4 and S8)",
         expected_seconds={"quick": 90.0, "full": 8000.0},
     ),
+    "fedem-gmm-synthetic": Experiment(
+        run="covey.experiment.reproduce.fedem_mixtures:run_made",
+        description="FedEM and VR-FedEM on a mixture in the plane: the mean field and what the server sees of it (figure 1)",
+        expected_seconds={"quick": 30.0, "full": 120.0},
+    ),
+    "fedem-gmm-mnist": Experiment(
+        run="covey.experiment.reproduce.fedem_mixtures:run_digits",
+        description="A mixture of ten Gaussians on MNIST, in 32 bits a number and in 4 (figure 3)",
+        expected_seconds={"quick": 60.0, "full": 300.0},
+    ),
+    "fedem-heterogeneity": Experiment(
+        run="covey.experiment.reproduce.fedem_mixtures:run_compared",
+        description="Compressed EM with memories and without, clients that are alike and that are not, three codecs",
+        expected_seconds={"quick": 90.0, "full": 300.0},
+    ),
 }
