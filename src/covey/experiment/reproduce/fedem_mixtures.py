@@ -76,15 +76,22 @@ class Digits(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """How large the comparison of codecs is."""
+    """How large the comparison of codecs is: how many of them, and which shares of the clients take part."""
 
     seeds: int
     rounds: int
+    shares: tuple[float, ...]
+    codecs: int
 
 
-MADE: dict[Scale, Made] = {"quick": Made(1, 100, 500), "full": Made(5, 100, 500)}
-DIGITS: dict[Scale, Digits] = {"quick": Digits(20, 20, 0.01), "full": Digits(100, 100, 0.001)}
-COMPARED: dict[Scale, Compared] = {"quick": Compared(1, 600), "full": Compared(5, 1000)}
+MADE: dict[Scale, Made] = {"quick": Made(1, 100, 200), "full": Made(5, 100, 500)}
+DIGITS: dict[Scale, Digits] = {"quick": Digits(20, 20, 0.01), "full": Digits(100, 200, 0.001)}
+COMPARED: dict[Scale, Compared] = {"quick": Compared(1, 600, (0.75,), 1), "full": Compared(3, 1000, (1.0, 0.75), 3)}
+CODECS: dict[str, Channel] = {
+    "dithering, 4 bits": dithering(levels=7),
+    "rand-k, 3 of 10": rand_k(k=3),
+    "natural, 12 bits": natural(),
+}
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 
@@ -126,12 +133,9 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
 def run_compared(scale: Scale, report: Report) -> Reproduced:
     """Compressed EM with and without memories: the mean field against the bits that were sent."""
     size = COMPARED[scale]
-    codecs: dict[str, Channel] = {
-        "dithering, 4 bits": dithering(levels=7),
-        "rand-k, 3 of 10": rand_k(k=3),
-        "natural, 12 bits": natural(),
-    }
-    cells = [(kind, share, codec) for kind in ("alike", "unlike") for share in (1.0, 0.75) for codec in codecs]
+    cells = [
+        (kind, share, codec) for kind in ("alike", "unlike") for share in size.shares for codec in list(CODECS)[: size.codecs]
+    ]
     found: dict[tuple[str, float, str, str], list[Path]] = {}
     with jax.enable_x64(True):
         for seed in range(size.seeds):
@@ -139,10 +143,10 @@ def run_compared(scale: Scale, report: Report) -> Reproduced:
             model = tied()
             for kind, share, codec in cells:
                 report(f"{codec}, clients {kind}, {share:.0%} take part, seed {seed + 1} of {size.seeds}")
-                rate = memory_rate(codecs[codec], model, data[kind])
+                rate = memory_rate(CODECS[codec], model, data[kind])
                 methods = {"memories": fedem(model, step_size=0.2, memory_rate=rate), "none": em(model, step_size=0.2)}
                 for name, method in methods.items():
-                    path = followed(method, model, data[kind], size.rounds, seed=seed, share=share, channel=codecs[codec])
+                    path = followed(method, model, data[kind], size.rounds, seed=seed, share=share, channel=CODECS[codec])
                     found.setdefault((kind, share, codec, name), []).append(path)
     return _compared(found)
 
@@ -330,12 +334,13 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
 
 
 def _against_bits(found: dict[tuple[str, float, str, str], list[Path]]) -> go.Figure:
-    """The mean field of the first seed against bits, everyone taking part; full lines with memories, dotted ones without."""
+    """The mean field of the first seed against bits; full lines with memories, dotted ones without."""
     kinds = ("alike", "unlike")
     chart = make_subplots(cols=2, subplot_titles=[f"clients {kind}" for kind in kinds], shared_yaxes=True)
     colours: dict[str, str] = {}
+    shown = max(share for _, share, _, _ in found)
     for (kind, share, codec, name), paths in found.items():
-        if share < 1:
+        if share < shown:
             continue
         colour = colours.setdefault(codec, COLOURS[len(colours)])
         sent = np.append(0.0, np.cumsum(paths[0].bits))[paths[0].rounds]
