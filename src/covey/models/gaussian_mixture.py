@@ -144,16 +144,15 @@ def gaussian_mixture(
         return GaussianMixture(share, means, sigma), Repairs(jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float))
 
     def log_joint(theta: GaussianMixture, x: Float[Array, "rows features"]) -> Float[Array, "rows components"]:
-        difference = x[:, None, :] - theta.means
         if covariance == "diagonal":
-            square = jnp.sum(difference**2 / theta.covariance, axis=-1)
+            square = jnp.sum((x[:, None, :] - theta.means) ** 2 / theta.covariance, axis=-1)
             log_det = jnp.sum(jnp.log(theta.covariance), axis=-1)
-        else:
-            root = jnp.linalg.cholesky(jnp.broadcast_to(theta.covariance, (components, *theta.covariance.shape[-2:])))
-            white = jax.vmap(
-                lambda root, one: jax.scipy.linalg.solve_triangular(root, one.T, lower=True), in_axes=(0, 1), out_axes=1
-            )(root, difference)
-            square = jnp.sum(white**2, axis=0).T
+        else:  # one matrix that all components share is factored once, and the rows are multiplied by it once
+            root = jnp.linalg.cholesky(theta.covariance if covariance == "full" else theta.covariance[None])
+            whitening = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(jnp.eye(x.shape[-1]), root.shape), lower=True)
+            white = jnp.einsum("kij,nj->nki", whitening, x)
+            centre = jnp.sum(whitening * theta.means[:, None, :], axis=-1)
+            square = jnp.sum((white - centre) ** 2, axis=-1)
             log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
         return jnp.log(theta.weights) - 0.5 * (square + log_det + x.shape[-1] * math.log(2 * math.pi))
 
