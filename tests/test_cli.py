@@ -246,7 +246,15 @@ def test_diverging_is_told_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("methods", "fedavg_plus"), ("models", "logistic"), ("data", "heart_disease"), ("experiments", "fedavg-drift")],
+    [
+        ("methods", "fedavg_plus"),
+        ("models", "logistic"),
+        ("data", "heart_disease"),
+        ("cohorts", "bernoulli"),
+        ("channels", "dithering"),
+        ("topologies", "erdos_renyi"),
+        ("experiments", "fedavg-drift"),
+    ],
 )
 def test_list(kind, named):
     code, said = call("list", kind)

@@ -44,6 +44,9 @@ class Kind(StrEnum):
     methods = "methods"
     models = "models"
     data = "data"
+    cohorts = "cohorts"
+    channels = "channels"
+    topologies = "topologies"
     experiments = "experiments"
 
 
@@ -245,7 +248,14 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
         ]
     from covey.experiment import catalogue
 
-    named = {Kind.methods: catalogue.METHODS, Kind.models: catalogue.MODELS, Kind.data: catalogue.DATA}[kind]
+    named = {
+        Kind.methods: catalogue.METHODS,
+        Kind.models: catalogue.MODELS,
+        Kind.data: catalogue.DATA,
+        Kind.cohorts: catalogue.COHORTS,
+        Kind.channels: catalogue.CHANNELS,
+        Kind.topologies: catalogue.TOPOLOGIES,
+    }[kind]
     return list(catalogue.described(named).items())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from covey.core.faults import Faults
 from covey.experiment import configuration
-from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, described
+from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES, described
 from covey.experiment.configuration import ConfigurationError
 from covey.experiment.options import named, options_of
 
@@ -54,7 +54,13 @@ def tables(**changes: object) -> dict:
         ({"method__weighting": "equl"}, "method.weighting: input should be 'rows' or 'equal', got 'equl'"),
         ({"run__rounds": "many"}, "run.rounds: input should be a valid integer, got 'many'"),
         ({"run": {"rounds": 3}}, "run.seed is missing (a whole number)"),
-        ({"run__engine": "loops"}, "run.engine: input should be 'simulate' or 'loop', got 'loops'"),
+        ({"run__engine": "loops"}, "run.engine: input should be 'simulate', 'loop' or 'peers', got 'loops'"),
+        ({"topology": {"name": "ring"}}, 'topology: is for peers without a server; set run.engine = "peers", or leave it out'),
+        ({"run__engine": "peers", "topology": {"name": "rng"}}, "topology.name: unknown topology 'rng'; did you mean 'ring'?"),
+        (
+            {"run__engine": "peers", "topology": {"name": "ring", "weights": "fast"}},
+            "topology.weights: input should be 'metropolis' or 'fastest', got 'fast'",
+        ),
         ({"method__name": "fedprox"}, "method.proximal is missing (a number)"),
         ({"cohort": {"name": "uniform"}}, "cohort.size is missing (a whole number)"),
         ({"data__hold_out": "va"}, "data.hold_out: input should be a valid"),
@@ -222,7 +228,9 @@ def test_the_examples_are_found():
 
 
 @pytest.mark.parametrize(
-    "named", [METHODS, MODELS, DATA, COHORTS, CHANNELS], ids=["methods", "models", "data", "cohorts", "channels"]
+    "named",
+    [METHODS, MODELS, DATA, COHORTS, CHANNELS, TOPOLOGIES],
+    ids=["methods", "models", "data", "cohorts", "channels", "topologies"],
 )
 def test_everything_named_has_readable_options_and_a_description(named):
     for name, factory in named.items():

@@ -16,6 +16,7 @@ import pytest
 from methods import remembering
 from problems import linear_gaussian
 
+from covey import topology
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.local import local
 from covey.core import cohort
@@ -137,6 +138,16 @@ def test_going_on_is_the_same_as_not_having_stopped(method, data, whole):
 def test_the_loop_runs_too(method, data, whole):
     done = run(method, data, **knobs(rounds=3, evaluate_every=None), engine="loop")
     np.testing.assert_allclose(done.metrics["train_loss"], whole.metrics["train_loss"][:3], rtol=1e-5)
+
+
+def test_peers_run_too_and_go_on_after_a_stop(method, data, whole, tmp_path):
+    settings = {**knobs(rounds=4, evaluate_every=None), "engine": "peers", "topology": topology.complete()}
+    done = run(method, data, **settings, out=tmp_path / "run")
+    np.testing.assert_allclose(done.metrics["train_loss"], whole.metrics["train_loss"][:4], rtol=1e-4)
+    again = run(method, data, **settings | {"rounds": 6}, out=tmp_path / "run", resume=True)
+    np.testing.assert_allclose(again.metrics["train_loss"], whole.metrics["train_loss"][:6], rtol=1e-4)
+    with pytest.raises(ValueError, match="'loop' has a server"):
+        run(method, data, **settings | {"engine": "loop"})
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,9 @@ from covey.data import LOADERS, FederatedData, Loader
 from covey.experiment.options import Factory
 from covey.models import LATENT_MODELS, MIXED_MODELS
 from covey.models import MODELS as PLAIN_MODELS
+from covey.topology import TOPOLOGIES as GRAPHS
+from covey.topology import Topology, custom
+from covey.topology.mixing import Weights
 
 MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS}
 
@@ -62,6 +65,14 @@ COHORTS: dict[str, Factory] = {
 }
 
 CHANNELS: dict[str, Factory] = dict(CODECS)
+
+
+def edges(path: Path, *, weights: Weights = "metropolis") -> Topology:
+    """The graph of a CSV file with a pair of peers a line, counted from 0."""
+    return custom(path, weights=weights)
+
+
+TOPOLOGIES: dict[str, Factory] = {**GRAPHS, "edges": edges}
 
 
 def table(

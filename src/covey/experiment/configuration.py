@@ -1,9 +1,9 @@
 """A run from a TOML file.
 
-Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]` and `[faults]`. The first three and the
-cohort and channel have a `name` (see `catalogue`); their other keys are the options of the factory of that name. `[channel]` also
-takes `part`, the parts of the upload that the channel is for, by name. Everything is checked before anything is loaded, and all
-mistakes are reported at once.
+Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`, `[faults]` and, for peers without a
+server, `[topology]`. All but `[run]` and `[faults]` have a `name` (see `catalogue`); their other keys are the options of the
+factory of that name. `[channel]` also takes `part`, the parts of the upload that the channel is for, by name. Everything is
+checked before anything is loaded, and all mistakes are reported at once.
 """
 
 import inspect
@@ -19,10 +19,11 @@ from covey.core.faults import Faults
 from covey.core.node import Channel
 from covey.data.federated import FederatedData
 from covey.experiment import toml
-from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS
+from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
 from covey.experiment.directory import RunDirectory
 from covey.experiment.options import Factory, Option, check, options_of, unknown
 from covey.experiment.run import Run, run
+from covey.topology import Topology
 
 _CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what it can name, and the name if there is no table
     "data": (DATA, None),
@@ -30,9 +31,10 @@ _CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what 
     "method": (METHODS, None),
     "cohort": (COHORTS, "full"),
     "channel": (CHANNELS, "identity"),
+    "topology": (TOPOLOGIES, "complete"),
 }
 _RECORD = "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
-_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "out", "resume", "progress", "settings")
+_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "topology", "out", "resume", "progress", "settings")
 
 
 class ConfigurationError(ValueError):
@@ -61,6 +63,7 @@ class Parts(NamedTuple):
     cohort: Scheme
     channel: Channel
     faults: Faults
+    topology: Topology | None
 
 
 def prepare(
@@ -125,11 +128,16 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
     errors = [unknown(f"[{name}]", name, known, "table") for name in tables if name not in (*known, _RECORD)]
     errors += [f"{name}: a table is needed, got {table!r}" for name, table in tables.items() if not isinstance(table, Mapping)]
     given = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
+    without_server = given.get("run", {}).get("engine") == "peers"
+    if "topology" in given and not without_server:
+        errors.append('topology: is for peers without a server; set run.engine = "peers", or leave it out')
 
     factories: dict[str, Factory] = {"faults": Faults, "run": run}
     for place, (named, default) in _CHOICES.items():
         if place in tables and place not in given:
             continue  # not a table, as was said above
+        if place == "topology" and not without_server:
+            continue
         name = given.setdefault(place, {}).get("name", default)
         if isinstance(name, str) and name in named:
             factories[place] = named[name]
@@ -171,6 +179,7 @@ def build(configuration: Configuration) -> Parts:
         cohort=factories["cohort"](**options["cohort"]),
         channel=_channel(factories["channel"], **options["channel"]),
         faults=Faults(**options["faults"]).checked(),
+        topology=factories["topology"](**options["topology"]) if "topology" in factories else None,
     )
 
 
@@ -182,6 +191,7 @@ def execute(configuration: Configuration, parts: Parts, *, out: Path, resume: bo
         cohort=parts.cohort,
         channel=parts.channel,
         faults=parts.faults,
+        topology=parts.topology,
         out=out,
         resume=resume,
         progress=progress,

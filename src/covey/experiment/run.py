@@ -24,6 +24,7 @@ from covey.core.faults import Faults
 from covey.core.node import Channel
 from covey.data.federated import FederatedData, Part
 from covey.engines.loop import Loop
+from covey.engines.peers import Peers
 from covey.engines.record import Diverged, Line
 from covey.engines.rows import Storage, chosen, need_rows
 from covey.engines.simulate import Simulation
@@ -36,6 +37,7 @@ from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
 from covey.experiment.progress import Display
 from covey.inference.posterior import Posterior
+from covey.topology import Topology, complete
 
 _BLOCK_SECONDS = 0.5
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds is not given
@@ -59,7 +61,8 @@ def run(
     cohort: Scheme | None = None,
     channel: Channel | None = None,
     faults: Faults | None = None,
-    engine: Literal["simulate", "loop"] = "simulate",
+    engine: Literal["simulate", "loop", "peers"] = "simulate",
+    topology: Topology | None = None,
     chunk: int | Literal["auto"] = "auto",
     storage: Storage = "auto",
     evaluate_every: int | None = None,
@@ -81,7 +84,8 @@ def run(
         cohort: who takes part in a round; everyone by default.
         channel: what uploads pass through; unchanged by default.
         faults: chances of lost, late and repeated messages; none by default.
-        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes.
+        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes; "peers" has no server.
+        topology: who talks to whom among peers, from `covey.topology`; for engine="peers" only, by default everyone to everyone.
         chunk: clients side by side in "simulate".
         storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or very many. With rows on the
             host and a run directory, what clients keep between rounds lies there too, memory-mapped.
@@ -102,8 +106,10 @@ def run(
             raise ValueError(f"{key} must be at least 1, got {value}")
     if out is None and (resume or checkpoint_every is not None):
         raise ValueError("checkpoints are kept in a run directory: give out= together with resume= or checkpoint_every=")
-    if engine == "loop" and (chunk, storage) != ("auto", "auto"):
-        raise ValueError(f"{chunk=} and {storage=} are for engine='simulate'; the loop runs one client at a time")
+    if engine != "simulate" and (chunk, storage) != ("auto", "auto"):
+        raise ValueError(f"{chunk=} and {storage=} are for engine='simulate', not for {engine!r}")
+    if topology is not None and engine != "peers":
+        raise ValueError(f"a topology is for engine='peers'; {engine!r} has a server")
     if evaluate_every is not None:
         need_rows(data, part)
     built: Engine
@@ -120,8 +126,11 @@ def run(
             storage=place,
             node_directory=Path(out) / "nodes" if out is not None and place == "host" else None,
         )
-    else:
+    elif engine == "loop":
         built = Loop(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults)
+    else:
+        graph = complete() if topology is None else topology
+        built = Peers(method, data, topology=graph, seed=seed, cohort=cohort, channel=channel, faults=faults)
     plan = Plan(evaluate_every, part, checkpoint_every, progress)
     if out is None:
         result = Run(name or method.name, built, method, data, plan, seed, built.start(), [])

@@ -56,7 +56,7 @@ DEVIATION = 0.1  # of the effects, to start from; about that of a network's own 
 COLOURS = {"FedSOUL": "#1f6fb2", "FedRep": "#d1733b", "APFL": "#4f9d69", "FedAvg": "#b9b9b9", "Local": "#7f7f7f"}
 # Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body for FedRep.
 SETTINGS: dict[str, tuple[float, ...]] = {
-    "FedSOUL": (0.003, 0.03),
+    "FedSOUL": (0.03, 0.1),
     "FedRep": (0.1, 0.2),
     "APFL": (0.1, 0.03),
     "FedAvg": (0.1, 0.03),

@@ -1,0 +1,25 @@
+"""Who talks to whom where there is no server, and with what weight.
+
+A topology is a function of the number of peers. It gives mixing matrices W, one for a round, used one after the other and then
+from the first again: a peer's new value is sum_j W_ij x_j over itself and its neighbours. W is symmetric and doubly stochastic,
+so the mean over peers is kept, and W_ii > 0. The graphs of all rounds together must be connected.
+"""
+
+from collections.abc import Callable
+
+from covey.topology.graphs import complete as complete
+from covey.topology.graphs import custom as custom
+from covey.topology.graphs import erdos_renyi as erdos_renyi
+from covey.topology.graphs import grid as grid
+from covey.topology.graphs import ring as ring
+from covey.topology.mixing import Topology as Topology
+from covey.topology.mixing import contraction as contraction
+from covey.topology.mixing import mixed_by as mixed_by
+
+TOPOLOGIES: dict[str, Callable[..., Topology]] = {
+    "complete": complete,
+    "ring": ring,
+    "grid": grid,
+    "erdos_renyi": erdos_renyi,
+}
+"""The catalogue: graphs that need no more than plain values to be said."""
