@@ -107,7 +107,7 @@ def test_a_method_without_draws_has_no_posterior(whole):
         ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
         ({"checkpoint_every": 3}, "give out="),
         ({"resume": True}, "give out="),
-        ({"engine": "loop", "chunk": 2}, "one client at a time"),
+        ({"engine": "loop", "chunk": 2}, "not for 'loop'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(method, data, wrong, told):
@@ -140,14 +140,16 @@ def test_the_loop_runs_too(method, data, whole):
     np.testing.assert_allclose(done.metrics["train_loss"], whole.metrics["train_loss"][:3], rtol=1e-5)
 
 
-def test_peers_run_too_and_go_on_after_a_stop(method, data, whole, tmp_path):
-    settings = {**knobs(rounds=4, evaluate_every=None), "engine": "peers", "topology": topology.complete()}
-    done = run(method, data, **settings, out=tmp_path / "run")
-    np.testing.assert_allclose(done.metrics["train_loss"], whole.metrics["train_loss"][:4], rtol=1e-4)
-    again = run(method, data, **settings | {"rounds": 6}, out=tmp_path / "run", resume=True)
-    np.testing.assert_allclose(again.metrics["train_loss"], whole.metrics["train_loss"][:6], rtol=1e-4)
+def test_peers_run_too_and_go_on_after_a_stop(method, data, tmp_path):
+    plain, settings = fedavg(logistic(), client_optimizer=optax.sgd(0.05)), knobs(rounds=6, evaluate_every=None)
+    server = run(plain, data, **settings).metrics["train_loss"]
+    between = settings | {"engine": "peers", "topology": topology.complete(), "out": tmp_path / "run"}
+    assert len(run(plain, data, **between | {"rounds": 4}).metrics) == 4
+    np.testing.assert_allclose(run(plain, data, **between, resume=True).metrics["train_loss"], server, rtol=1e-4)
     with pytest.raises(ValueError, match="'loop' has a server"):
-        run(method, data, **settings | {"engine": "loop"})
+        run(plain, data, **between | {"engine": "loop"})
+    with pytest.raises(ValueError, match="not linear in the sum"):
+        run(method, data, **between | {"out": None})
 
 
 @pytest.fixture(scope="module")
