@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from covey.algorithms.fedrep import fedrep as fedrep
     from covey.algorithms.local import local as local
     from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
+    from covey.algorithms.mixture import mixture as mixture
+    from covey.algorithms.pfedme import pfedme as pfedme
     from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
     from covey.core import cohort as cohort
     from covey.core.faults import Faults as Faults
@@ -53,6 +55,8 @@ _PLACES = {
     "fedrep": "covey.algorithms.fedrep:fedrep",
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
+    "mixture": "covey.algorithms.mixture:mixture",
+    "pfedme": "covey.algorithms.pfedme:pfedme",
     "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
