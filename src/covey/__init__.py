@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from covey.data.federated import FederatedData as FederatedData
     from covey.data.loaders import load as load
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
+    from covey.experiment.components import choose_components as choose_components
     from covey.experiment.run import Run as Run
     from covey.experiment.run import run as run
 
@@ -61,6 +62,7 @@ _PLACES = {
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
+    "choose_components": "covey.experiment.components:choose_components",
     "load": "covey.data.loaders:load",
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",
