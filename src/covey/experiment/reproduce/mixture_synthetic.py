@@ -106,7 +106,8 @@ def run(scale: Scale, report: Report) -> Reproduced:
             done = trained(method_of(name, setting), data, size, seed)
             found[name].append(score(done.evaluate()))
             if name == "FedEM":
-                cosine, error = recovery(done, truth)
+                weights = done.evaluate().clients[[f"weight_{m}" for m in range(COMPONENTS)]].to_numpy()
+                cosine, error = recovery(np.asarray(done.state.parameters.weight, np.float64), weights, truth)
                 cosines.append(cosine)
                 errors.append(error)
         old, new = held_out(data)
@@ -210,15 +211,12 @@ def score(evaluation: Evaluation) -> Score:
     return _scored(evaluation.metrics["accuracy"].value(), evaluation.data)
 
 
-def recovery(done: Run, truth: Mixture) -> tuple[float, float]:
+def recovery(components: np.ndarray, weights: np.ndarray, truth: Mixture) -> tuple[float, float]:
     """The least cosine of a component with its true one, in the order that fits best, and the mean error of the weights."""
-    found = np.asarray(done.state.parameters.weight, np.float64)
-    lengths = np.outer(np.linalg.norm(found, axis=1), np.linalg.norm(truth.theta, axis=1))
-    cosine = found @ truth.theta.T / lengths
+    lengths = np.outer(np.linalg.norm(components, axis=1), np.linalg.norm(truth.theta, axis=1))
+    cosine = components @ truth.theta.T / lengths
     order = max(permutations(range(COMPONENTS)), key=lambda order: cosine[order, range(COMPONENTS)].sum())
-    values = done.evaluate(part="train").clients
-    weights = np.stack([values[f"weight_{m}"] for m in order], axis=1)
-    return float(cosine[order, range(COMPONENTS)].min()), float(np.abs(weights - truth.pi).mean())
+    return float(cosine[order, range(COMPONENTS)].min()), float(np.abs(weights[:, order] - truth.pi).mean())
 
 
 def seeds_of(size: Size) -> range:
