@@ -10,7 +10,7 @@ from problems import linear_gaussian
 from covey import models
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.pfedme import pfedme
-from covey.core.shard import Rows, Shard, whole
+from covey.core.shard import Rows, Shard, some_rows, whole
 from covey.engines.simulate import Simulation
 from covey.models import Linear
 
@@ -87,17 +87,21 @@ def test_the_fixed_point_is_that_of_the_envelopes(local_rounds, weighting):
 
 
 def test_inner_steps_are_on_one_minibatch():
-    """The own model of the last local round is the least of some 8 rows, not of all."""
-    method = pfedme(models.linear(), proximal=TIE, inner_optimizer=optax.sgd(0.1), inner_steps=300, local_rounds=1, batch_size=8)
-    state, _ = fit(method, 1)
-    own = coefficients(state.nodes.state.parameters)
-    for place, (_, _, design, y) in enumerate(quadratics()):
-        # At the least, tie (u - v) is the mean gradient of the batch: a combination of 8 of the rows with weights r_i / 8.
-        pull = -TIE * own[place]
-        gradients = design * (design @ own[place] - y)[:, None] / 8
-        fitted, *_ = np.linalg.lstsq(gradients.T, pull)
-        np.testing.assert_allclose(gradients.T @ fitted, pull, atol=1e-8)
-        assert not np.allclose(pull, gradients.sum(0) * 8 / len(y), atol=1e-3)
+    """The own model is the least of the 8 rows that were drawn, and the common one moves a share of the way to it."""
+    _, _, design, y = list(quadratics())[1]
+    data, key = whole(Rows(design[:, :3], y)), jax.random.key(5)
+    common = np.array([0.5, -1.0, 0.2, 0.3])
+    down = Linear(jnp.asarray(common[:3]), jnp.asarray(common[3]))
+    method = pfedme(
+        models.linear(), proximal=TIE, step=0.1, inner_optimizer=optax.sgd(0.05), inner_steps=600, local_rounds=1, batch_size=8
+    )
+    local = method.client(key, down, method.init_client(key, down, data), data)
+    x, outcome = some_rows(key, data, 8).rows
+    drawn = np.column_stack([x, np.ones(8)])
+    hessian, least = drawn.T @ drawn / 8, np.linalg.lstsq(drawn, np.asarray(outcome))[0]
+    own = nearest(hessian, least, common)
+    np.testing.assert_allclose(coefficients(local.pending.parameters), own, rtol=1e-7)
+    np.testing.assert_allclose(coefficients(local.up.delta), 40 * 0.1 * TIE * (common - own), rtol=1e-6)
 
 
 def test_a_new_client_takes_the_nearest_model():
