@@ -19,6 +19,8 @@ from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mixture import mixture
+from covey.algorithms.pfedme import pfedme
 from covey.algorithms.vr_fedem import vr_fedem
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
@@ -84,6 +86,8 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
     "em": lambda: em(models.regression_mixture(components=2)),
+    "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
+    "pfedme": lambda: pfedme(models.linear(), proximal=2.0, inner_steps=3, local_rounds=4, batch_size=8, adapt_epochs=2),
     "fedem": lambda: fedem(models.regression_mixture(components=2), step_size=0.2, batch_size=8),
     "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
@@ -126,6 +130,9 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedper-nothing-shared": lambda: fedper(models.split_network(models.linear(), personal="all"), weighting="equal"),
     "fedem-stream": lambda: fedem(
         models.gaussian_mixture(components=2, covariance="full"), decay=0.6, batch_size=5, oracle="stream", weighting="equal"
+    ),
+    "mixture-network": lambda: mixture(
+        models.mlp(hidden=(4,), outcome="number"), components=3, steps=5, batch_size=None, server_optimizer=optax.adam(0.05)
     ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

@@ -21,6 +21,7 @@ SLOW = (
     "fedrep-steps",
     "fedrep-nothing-personal",
     "fedper-nothing-shared",
+    "mixture-network",
 )  # like others
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from covey.algorithms.fedrep import fedrep as fedrep
     from covey.algorithms.local import local as local
     from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
+    from covey.algorithms.mixture import mixture as mixture
+    from covey.algorithms.pfedme import pfedme as pfedme
     from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
     from covey.core import cohort as cohort
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
     from covey.data.loaders import load as load
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
+    from covey.experiment.components import choose_components as choose_components
     from covey.experiment.run import Run as Run
     from covey.experiment.run import run as run
 
@@ -55,10 +58,13 @@ _PLACES = {
     "fedrep": "covey.algorithms.fedrep:fedrep",
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
+    "mixture": "covey.algorithms.mixture:mixture",
+    "pfedme": "covey.algorithms.pfedme:pfedme",
     "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
+    "choose_components": "covey.experiment.components:choose_components",
     "load": "covey.data.loaders:load",
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, shuffled, whole
+from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, noted, shuffled, whole
 
 ROWS = Rows(jnp.arange(60.0).reshape(30, 2), jnp.arange(30))
 
@@ -71,3 +71,13 @@ def test_all_rows_and_whole():
     np.testing.assert_array_equal(batch.rows.y[batch.mask], [28, 29])
     own = whole(Rows(np.ones((3, 2), np.float32), np.arange(3)))
     assert (int(own.start), int(own.count), own.capacity) == (0, 3, 3)
+
+
+def test_notes_go_with_their_rows():
+    """Notes are numbered from the client's first row, rows from the first of all; neither is ever another client's."""
+    data = noted(shard(6, 5, 8), jnp.arange(8) * 10)
+    taken = data.take(jnp.array([4, 0, 7]))
+    np.testing.assert_array_equal(taken.rows.y, [10, 6, 10])
+    np.testing.assert_array_equal(taken.notes, [40, 0, 40])
+    seen = fold_batches(data, 2, lambda total, batch: total + jnp.sum(jnp.where(batch.mask, batch.rows.notes, 0)), jnp.int32(0))
+    assert seen == 10 * (0 + 1 + 2 + 3 + 4)

@@ -118,3 +118,19 @@ def test_impossible_regressions_are_refused(change):
 def test_impossible_mixtures_are_refused(change):
     with pytest.raises(ValueError, match="must be"):
         mixture_of_linear(**{"seed": 0, "clients": 2, **change})
+
+
+def test_published_labels_are_those_of_the_faulty_generator():
+    """Rows that no component's share reaches have label 0; of one component alone there is no fault."""
+    options = {"clients": 40, "dimensions": 4, "alpha": 0.4, "test_rows": 3000}
+    right, truth = mixture_of_linear(3, **options)
+    wrong, same = mixture_of_linear(3, labels="published", **options)
+    np.testing.assert_array_equal(right.rows.x, wrong.rows.x)
+    np.testing.assert_array_equal(truth.pi, same.pi)
+    for client in range(40):
+        _, y = wrong.rows_of(client, "test")
+        largest = truth.pi[client].max()
+        # Half of the rows within the largest share are 1, none of the others; three standard errors of 3000 rows.
+        assert abs(y.mean() - largest / 2) < 3 * np.sqrt(0.25 / 3000) + 3 * np.sqrt(0.25 / 3000) / 2
+    one = mixture_of_linear(5, 3, 4, 1, test_rows=20)[0]
+    np.testing.assert_array_equal(one.rows.y, mixture_of_linear(5, 3, 4, 1, test_rows=20, labels="published")[0].rows.y)

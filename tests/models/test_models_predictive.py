@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error
 
 from covey.core import metrics
-from covey.models import Categorical, Normal, Poisson
+from covey.models import Categorical, Mixture, Normal, Poisson, mixture_of
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(scale=2, size=(300, 4)).astype(np.float32)
@@ -102,3 +102,19 @@ def test_average_by_row_equal_weights_and_silenced_members():
     np.testing.assert_allclose(average(broken, np.array([2.0, 0.0], np.float32)), stacked[0], rtol=1e-5)
     tiny = np.full((2, 1, 2), -300.0, np.float32)  # exp underflows in float32; the logarithm of the mean must not
     np.testing.assert_allclose(average(tiny), -300, rtol=1e-6)
+
+
+def test_a_mixture_against_scipy():
+    """Of numbers and of counts; a member of weight zero does not count, even one that gives nonsense."""
+    mean, y = RNG.normal(size=(3, 20)).astype(np.float32), RNG.normal(size=20).astype(np.float32)
+    scale, weight = np.array([[0.5], [2.0], [1.0]], np.float32) * np.ones_like(mean), np.array([0.3, 0.7, 0.0], np.float32)
+    found = mixture_of(Normal(jnp.asarray(mean).at[2].set(1e6), jnp.asarray(scale)), jnp.asarray(weight))
+    assert isinstance(found, Mixture)
+    density = 0.3 * scipy.stats.norm.pdf(y, mean[0], 0.5) + 0.7 * scipy.stats.norm.pdf(y, mean[1], 2.0)
+    np.testing.assert_allclose(found.log_prob(jnp.asarray(y)), np.log(density), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.mean, 0.3 * mean[0] + 0.7 * mean[1], rtol=1e-5, atol=1e-6)
+    got = metrics.values(found.measures(jnp.asarray(y), jnp.ones(20, bool)))
+    assert got["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-4)
+    assert got["mse"] == pytest.approx(np.mean((y - 0.3 * mean[0] - 0.7 * mean[1]) ** 2), rel=1e-4)
+    with pytest.raises(ValueError, match="a mixture of mixtures"):
+        mixture_of(found, jnp.asarray(weight))

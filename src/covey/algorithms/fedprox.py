@@ -9,10 +9,11 @@ by local steps; mu = 0 is FedAvg. A client that is given few steps solves its pr
 
 import jax
 import optax
+from jaxtyping import PyTree
 
 from covey.algorithms.fedavg import Weighting, averaging, change
 from covey.core.algorithm import Algorithm
-from covey.kernels.descent import descend, mean_gradient, schedule
+from covey.kernels.descent import Gradient, descend, mean_gradient, schedule
 from covey.models.model import Model
 
 
@@ -35,10 +36,16 @@ def fedprox(
     optimizer = optax.sgd(0.1) if client_optimizer is None else client_optimizer
 
     def solve(key, anchor, data):
-        def tied_gradient(parameters, batch):
-            loss, slope = gradient(parameters, batch)
-            return loss, jax.tree.map(lambda g, p, a: g + proximal * (p - a), slope, parameters, anchor)
-
-        return change(anchor, descend(key, data, tied_gradient, optimizer, plan, anchor))
+        return change(anchor, descend(key, data, tied(gradient, proximal, anchor), optimizer, plan, anchor))
 
     return averaging("fedprox", model, solve, server_optimizer=server_optimizer, weighting=weighting)
+
+
+def tied(gradient: Gradient, proximal: int | float, anchor: PyTree) -> Gradient:
+    """The gradient of the loss plus (mu / 2) ||theta - anchor||^2; the loss that it gives is that without the tie."""
+
+    def tied_gradient(parameters, batch):
+        loss, slope = gradient(parameters, batch)
+        return loss, jax.tree.map(lambda g, p, a: g + proximal * (p - a), slope, parameters, anchor)
+
+    return tied_gradient

@@ -70,6 +70,34 @@ class Shard:
         return tree.take(self.rows, self.start + jnp.clip(index, 0, jnp.maximum(self.count - 1, 0)))
 
 
+class Noted(NamedTuple):
+    """Some rows, and what a client has noted of each."""
+
+    rows: PyTree
+    notes: PyTree
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("rows", "start", "count", "notes"),
+    meta_fields=("capacity",),
+)
+@dataclass(frozen=True)
+class NotedShard(Shard):
+    """A shard with notes of the client's own on its rows, from its first row on: `take` gives both."""
+
+    notes: PyTree
+
+    def take(self, index: Int[Array, " batch"]) -> Noted:
+        """Rows and notes by their number within this client."""
+        return Noted(super().take(index), tree.take(self.notes, jnp.clip(index, 0, jnp.maximum(self.count - 1, 0))))
+
+
+def noted(data: Shard, notes: PyTree) -> NotedShard:
+    """The shard with notes on its rows: arrays whose leading axis is the row's number within the client."""
+    return NotedShard(data.rows, data.start, data.count, data.capacity, notes)
+
+
 def whole(rows: PyTree) -> Shard:
     """A shard of all the rows given: what a site makes of its own table."""
     count = jax.tree.leaves(rows)[0].shape[0]

@@ -1,6 +1,6 @@
 """Data whose truth is known. A client's data depend on (seed, number of the client) alone, so more clients only add clients."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ def mixture_of_linear(
     alpha: int | float = 0.4,
     noise: int | float = 0.1,
     test_rows: int = 5000,
+    labels: Literal["mixture", "published"] = "mixture",
 ) -> tuple[FederatedData, Mixture]:
     """Binary labels from client-specific mixtures of shared linear models (Marfoq et al. 2021, Assumption 1 and appendix I).
 
@@ -49,12 +50,16 @@ def mixture_of_linear(
     y = round(sigmoid(<x, theta_z> + e)), e normal with standard deviation `noise`. Clients have
     min(50 + floor(lognormal(4, 2)), 1000) training rows, no validation rows, and `test_rows` test rows.
 
-    The authors' published generator does not advance its row index from one component to the next, so that most of its labels are
-    zero and are no mixture. This one follows the paper; do not expect the paper's absolute numbers.
+    The authors' published generator does not advance its row index from one component to the next: each component labels a
+    client's first rows, over the labels of the one before, and the rows past the largest share keep label 0. By default this one
+    follows the paper; do not expect the paper's absolute numbers. `labels="published"` makes the authors' labels, which are no
+    mixture of the three models.
     """
     _check(clients=clients, dimensions=dimensions, components=components)
     if alpha <= 0 or noise < 0 or test_rows < 0:
         raise ValueError(f"alpha must be positive, noise and test_rows at least 0, got {alpha=}, {noise=}, {test_rows=}")
+    if labels not in ("mixture", "published"):
+        raise ValueError(f"labels must be 'mixture' or 'published', got {labels!r}")
     theta = np.random.default_rng([seed, _SHARED]).uniform(-1, 1, (components, dimensions))
     generators = [np.random.default_rng([seed, client]) for client in range(clients)]
     sizes = np.asarray([min(50 + int(generator.lognormal(4, 2)), 1000) for generator in generators])
@@ -66,8 +71,13 @@ def mixture_of_linear(
         pi[client] = generator.dirichlet(np.full(components, alpha))
         z = generator.choice(components, sizes[client] + test_rows, p=pi[client])
         points = generator.uniform(-1, 1, (len(z), dimensions))
-        score = np.einsum("nd,nd->n", points, theta[z]) + noise * generator.standard_normal(len(z))
+        errors = noise * generator.standard_normal(len(z))
+        score = np.einsum("nd,nd->n", points, theta[z]) + errors
         x[rows], y[rows] = points, score > 0  # sigmoid(s) rounds to 1 exactly where s > 0
+        if labels == "published":
+            for part in (slice(0, sizes[client]), slice(sizes[client], None)):
+                order = generator.permutation(len(z[part]))
+                y[rows][part][order] = _overwritten(points[part][order], errors[part][order], theta, z[part])
     tests = starts[:-1] + sizes
     bounds = np.stack([starts[:-1], tests, tests, starts[1:]], axis=1)
     return _data(Rows(x, y), bounds, 2), Mixture(theta, pi)
@@ -136,6 +146,14 @@ def shared_features(
         x = generator.standard_normal((size, dimensions))
         parts.append(Rows(x, x @ phi @ z[client] + noise * generator.standard_normal(size)))
     return _train_only(parts), Features(phi, z)
+
+
+def _overwritten(points: np.ndarray, errors: np.ndarray, theta: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Labels in the order of the published generator: a row has that of the last component whose share reaches it."""
+    y = np.zeros(len(z), np.int32)
+    for component, count in enumerate(np.bincount(z, minlength=len(theta))):
+        y[:count] = points[:count] @ theta[component] + errors[:count] > 0
+    return y
 
 
 def _train_only(parts: list[Rows]) -> FederatedData:

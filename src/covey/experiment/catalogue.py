@@ -16,6 +16,8 @@ from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mixture import mixture
+from covey.algorithms.pfedme import pfedme
 from covey.algorithms.vr_fedem import vr_fedem
 from covey.channel import CHANNELS as CODECS
 from covey.core import cohort
@@ -41,6 +43,8 @@ METHODS: dict[str, Factory] = {
     "fedrep": fedrep,
     "local": local,
     "mb_sgd": mb_sgd,
+    "mixture": mixture,
+    "pfedme": pfedme,
     "vr_fedem": vr_fedem,
 }
 

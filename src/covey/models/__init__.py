@@ -19,7 +19,7 @@ from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, m
 from covey.models.model import Model, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
 from covey.models.poisson_mixture import PoissonMixture, poisson_mixture
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import Categorical, Mixture, Normal, Poisson, Predictive, mixture_of
 from covey.models.recurrent import CharacterLSTM, character_lstm
 from covey.models.regression_mixture import RegressionMixture, regression_mixture
 from covey.models.split import (
@@ -78,6 +78,7 @@ __all__ = [
     "Law",
     "Linear",
     "MixedModel",
+    "Mixture",
     "Model",
     "Noisy",
     "Normal",
@@ -114,6 +115,7 @@ __all__ = [
     "mixed_mlp",
     "mixed_poisson",
     "mixture",
+    "mixture_of",
     "mlp",
     "own_parameters",
     "poisson",

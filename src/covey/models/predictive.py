@@ -82,16 +82,16 @@ class Normal(NamedTuple):
 
 
 class Poisson(NamedTuple):
-    """A count with mean exp(log_rate)."""
+    """A count, or several a row, with mean exp(log_rate)."""
 
-    log_rate: Float[Array, " rows"]
+    log_rate: Float[Array, " rows *numbers"]
 
     @property
-    def mean(self) -> Float[Array, " rows"]:
+    def mean(self) -> Float[Array, " rows *numbers"]:
         """The rate."""
         return jnp.exp(self.log_rate)
 
-    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
+    def log_prob(self, y: Real[Array, " rows *numbers"]) -> Float[Array, " rows *numbers"]:
         """The log-mass y log(rate) - rate - log(y!), from the log rate: a rate that underflows to zero gives no NaN."""
         return y * self.log_rate - self.mean - jax.lax.lgamma(y.astype(self.log_rate.dtype) + 1)
 
@@ -100,4 +100,38 @@ class Poisson(NamedTuple):
         return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
 
 
-Predictive: TypeAlias = Categorical | Normal | Poisson
+class Mixture(NamedTuple):
+    """A number or a count that one of several members tells of: `members` has them along its second axis.
+
+    weight: of each member in each row; those of a row add up to one.
+    """
+
+    members: Normal | Poisson
+    weight: Float[Array, "rows members"]
+
+    @property
+    def mean(self) -> Float[Array, " rows"]:
+        """The weighted mean of the members' means."""
+        return jnp.sum(self.weight * self.members.mean, axis=-1)
+
+    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
+        """The logarithm of the weighted mean of the members' densities. A member of weight zero does not count."""
+        each = self.members.log_prob(jnp.broadcast_to(y[:, None], self.weight.shape))
+        return jax.nn.logsumexp(each, axis=-1, b=self.weight)
+
+    def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
+        """nll; mse of the mean."""
+        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+
+
+Predictive: TypeAlias = Categorical | Normal | Poisson | Mixture
+
+
+def mixture_of(members: Predictive, weights: Float[Array, " members"]) -> Categorical | Mixture:
+    """What predictives together say that are stacked on a leading axis: their mixture, with weights that add up to one."""
+    if isinstance(members, Categorical):
+        return Categorical.average(members.log_probability, weights)
+    if isinstance(members, Mixture):
+        raise ValueError("a mixture of mixtures is not offered; mix their members")
+    by_row = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), members)
+    return Mixture(by_row, jnp.broadcast_to(weights, by_row.mean.shape))

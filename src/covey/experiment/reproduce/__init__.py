@@ -62,5 +62,29 @@ EXPERIMENTS: dict[str, Experiment] = {
         run="covey.experiment.reproduce.fedem_mixtures:run_compared",
         description="Compressed EM with memories and without, clients that are alike and that are not, three codecs",
         expected_seconds={"quick": 90.0, "full": 300.0},
+    "mixture-synthetic": Experiment(
+        run="covey.experiment.reproduce.mixture_synthetic:run",
+        description="FedEM for mixtures and six others on clients that mix three linear models (tables 2 and 3, last rows)",
+        expected_seconds={"quick": 90.0, "full": 2400.0},
+    ),
+    "mixture-sampling": Experiment(
+        run="covey.experiment.reproduce.mixture_figures:run_sampling",
+        description="FedEM for mixtures and FedAvg+ where 10 to 100 % of the clients take part in a round (figure 1, left)",
+        expected_seconds={"quick": 60.0, "full": 900.0},
+    ),
+    "mixture-components": Experiment(
+        run="covey.experiment.reproduce.mixture_figures:run_components",
+        description="One to four components, and the number that held-out likelihood chooses (figure 1, right)",
+        expected_seconds={"quick": 60.0, "full": 900.0},
+    ),
+    "mixture-unseen": Experiment(
+        run="covey.experiment.reproduce.mixture_figures:run_unseen",
+        description="Clients that come after the training, with few and with many rows (appendix J.3)",
+        expected_seconds={"quick": 60.0, "full": 900.0},
+    ),
+    "mixture-budget": Experiment(
+        run="covey.experiment.reproduce.mixture_figures:run_budget",
+        description="FedEM for mixtures with a third of the rounds (appendix J.5)",
+        expected_seconds={"quick": 60.0, "full": 900.0},
     ),
 }

@@ -1,0 +1,87 @@
+"""The reproductions of FedEM for mixtures: what they are held against, and at the quick size that they hold."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from covey.core.metrics import Mean
+from covey.data.synthetic import Mixture, mixture_of_linear
+from covey.experiment.components import choose_components
+from covey.experiment.evaluation import Evaluation
+from covey.experiment.reproduce import EXPERIMENTS
+from covey.experiment.reproduce import mixture_synthetic as synthetic
+
+
+@pytest.fixture(scope="module")
+def small():
+    return mixture_of_linear(2, 20, 5, 3, test_rows=400)
+
+
+def test_the_oracle_is_right_as_often_as_its_own_probabilities_say(small):
+    data, truth = small
+    expected, rows = [], []
+    for place in range(data.clients):
+        x, _ = data.rows_of(place, "test")
+        chance = norm.cdf(x @ truth.theta.T / synthetic.NOISE) @ truth.pi[place]
+        expected.append(np.maximum(chance, 1 - chance).mean())
+        rows.append(data.counts("train")[place])
+    weights = np.array(rows) / np.sum(rows)
+    error = 0.5 * np.sqrt(np.sum(weights**2) / 400)  # at most: labels of 400 rows a client
+    found = synthetic.oracle(data, truth)
+    assert found.mean == pytest.approx(100 * weights @ expected, abs=300 * error)
+    turned = synthetic.oracle(data, Mixture(-truth.theta, truth.pi))  # who takes every label for the other is as often wrong
+    assert turned.mean == pytest.approx(100 - found.mean, abs=1e-3)
+
+
+def test_scores_count_clients_by_their_rows(small):
+    data, _ = small
+    accuracy = np.linspace(0.5, 0.9, 20)[::-1]
+    metrics = {"accuracy": Mean(accuracy * 400, np.full(20, 400.0))}
+    found = synthetic.score(Evaluation(0, "test", data, metrics))
+    counts = data.counts("train")
+    assert found.mean == pytest.approx(100 * (counts @ accuracy) / counts.sum())
+    assert found.decile == pytest.approx(100 * np.sort(accuracy)[1])  # the second worst of twenty
+
+
+def test_rows_to_choose_by_are_no_rows_to_learn_from(small):
+    data, _ = small
+    divided = synthetic.with_validation(data)
+    for place in range(data.clients):
+        parts = [divided.rows_of(place, part).x for part in ("train", "validation")]
+        np.testing.assert_array_equal(np.concatenate(parts), data.rows_of(place, "train").x)
+        assert len(parts[1]) == int(0.2 * data.counts("train")[place])
+    np.testing.assert_array_equal(divided.counts("test"), data.counts("test"))
+    old, new = synthetic.held_out(data)
+    assert (old.clients, new.clients) == (16, 4)
+    assert not set(old.ids) & set(new.ids)
+
+
+def test_components_are_matched_in_any_order(small):
+    _, truth = small
+    order = [2, 0, 1]
+    cosine, error = synthetic.recovery(7 * truth.theta[order], truth.pi[:, order] + 0.01, truth)
+    assert cosine == pytest.approx(1)
+    assert error == pytest.approx(0.01)
+
+
+def test_the_number_of_components_with_the_least_held_out_loss_is_chosen():
+    losses = {1: 0.7, 2: 0.3, 3: 0.4}
+
+    def fit(number):
+        return SimpleNamespace(evaluate=lambda part: SimpleNamespace(pooled={"nll": losses[number], "part": part}), number=number)
+
+    choice = choose_components(fit, (1, 2, 3))
+    assert choice.components == 2
+    assert choice.nll == losses
+    assert choice.runs[3].number == 3
+    with pytest.raises(ValueError, match=r"at least 1, got \(0, 2\)"):
+        choose_components(fit, (0, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("mixture-")])
+def test_every_claim_holds(name):
+    _, claims, _ = EXPERIMENTS[name].load()("quick", lambda line: None)
+    assert all(claim.holds for claim in claims), claims
