@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
     from covey.algorithms.fedem import fedem as fedem
+    from covey.algorithms.fedmissem import fedmissem as fedmissem
     from covey.algorithms.fedper import fedper as fedper
     from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
@@ -48,6 +49,7 @@ _PLACES = {
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",
     "fedem": "covey.algorithms.fedem:fedem",
+    "fedmissem": "covey.algorithms.fedmissem:fedmissem",
     "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
     "fedrep": "covey.algorithms.fedrep:fedrep",
