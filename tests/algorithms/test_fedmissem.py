@@ -21,7 +21,6 @@ from covey.models import matrix_completion
 J, L, OBSERVERS = 12, 9, 4
 RNG = np.random.default_rng(2)
 TRUTH = RNG.normal(size=(J, 2)) @ RNG.normal(size=(2, L)) * 0.7 + 0.3
-FAMILIES = ("gaussian", "bernoulli", "poisson")
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +55,20 @@ def model_of(family="gaussian", **options):
     return matrix_completion(**({"rows": J, "columns": L, "rank": 5, "family": family, "ridge": 1.0} | options))
 
 
-def objective(family, data, factors, ridge=1.0):
-    """In numpy: minus the log-likelihood of all observations without its constants, and the penalty."""
-    u, v = (np.asarray(leaf) for leaf in factors)
-    (j, k), y = np.asarray(data.rows.x).T, np.asarray(data.rows.y, float)
-    theta = (u @ v.T)[j, k]
-    psi = {"gaussian": theta**2 / 2, "bernoulli": np.logaddexp(0, theta), "poisson": np.exp(theta)}[family]
-    return float(np.sum(psi - y * theta) + ridge / 2 * (np.sum(u**2) + np.sum(v**2)))
+EFFECTS = {"effect_ridge": 0.3, "offset": 0.2}
+
+
+def objective(family, data, factors, effects=False):
+    """Minus the log-likelihood of all observations without its constants, and the penalty, for a ridge of 1."""
+    (u, v), ((j, k), y) = factors, (np.asarray(data.rows.x).T, np.asarray(data.rows.y, float))
+    penalty = 0.5 * (jnp.sum(u**2) + jnp.sum(v**2))
+    if effects:
+        theta = (0.2 + u[:, :1] + v[:, 0] + u[:, 1:] @ v[:, 1:].T)[j, k]
+        penalty = penalty + (0.3 - 1) / 2 * (jnp.sum(u[:, 0] ** 2) + jnp.sum(v[:, 0] ** 2))
+    else:
+        theta = (u @ v.T)[j, k]
+    psi = {"gaussian": theta**2 / 2, "bernoulli": jnp.logaddexp(0.0, theta), "poisson": jnp.exp(theta)}[family]
+    return jnp.sum(psi - y * theta) + penalty
 
 
 def dense_sums(data):
@@ -116,39 +122,44 @@ def test_two_rounds_are_two_half_steps_on_completed_matrices():
 
 
 @functools.cache
-def paths(family, curvature):
+def paths(family, curvature, effects=False):
     """The objective after each of some rounds, and the state after many."""
-    data = observations(family)
+    data, more = observations(family), EFFECTS if effects else {}
     with jax.enable_x64(True):
-        engine = Simulation(fedmissem(model_of(family, curvature=curvature), completions=2), data, seed=1)
+        engine = Simulation(fedmissem(model_of(family, curvature=curvature, **more), completions=2), data, seed=1)
         state = engine.start()
-        path = [objective(family, data, state.server.factors)]
+        path = [objective(family, data, state.server.factors, effects)]
         for _ in range(15):
             state, _ = engine.advance(state, 1)
-            path.append(objective(family, data, state.server.factors))
-        return path, engine.advance(state, 1500 if curvature == "completed" else 600)[0]
+            path.append(objective(family, data, state.server.factors, effects))
+        return np.asarray(path), engine.advance(state, 1500 if curvature == "completed" else 5000 if effects else 600)[0]
 
 
-@pytest.mark.parametrize("curvature", ["completed", "observed"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_objective_never_rises_and_ends_where_its_slope_is_zero(family, curvature):
-    path, state = paths(family, curvature)
-    assert dense_sums(observations(family))[0].max() == 2  # completions
+@pytest.mark.parametrize(
+    ("family", "curvature", "effects"),
+    [
+        ("gaussian", "completed", False),
+        ("gaussian", "observed", False),
+        ("poisson", "completed", False),
+        ("poisson", "observed", False),
+        pytest.param("bernoulli", "observed", True, marks=pytest.mark.slow),
+        pytest.param("gaussian", "completed", True, marks=pytest.mark.slow),
+        pytest.param("poisson", "observed", True, marks=pytest.mark.slow),
+        pytest.param("bernoulli", "completed", False, marks=pytest.mark.slow),
+        pytest.param("bernoulli", "observed", False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_objective_never_rises_and_ends_where_its_slope_is_zero(family, curvature, effects):
+    path, state = paths(family, curvature, effects)
+    data = observations(family)
+    assert dense_sums(data)[0].max() == 2  # completions
     assert np.all(np.diff(path) <= 1e-9)
     assert path[0] - path[-1] > 5
-    data = observations(family)
-    (j, k), y = np.asarray(data.rows.x).T, np.asarray(data.rows.y, float)
-
-    def smooth(factors):
-        theta = (factors.rows @ factors.columns.T)[j, k]
-        psi = {"gaussian": theta**2 / 2, "bernoulli": jnp.logaddexp(0.0, theta), "poisson": jnp.exp(theta)}[family]
-        return jnp.sum(psi - y * theta) + 0.5 * sum(jnp.sum(leaf**2) for leaf in factors)
-
-    for leaf in jax.grad(smooth)(state.server.factors):
+    for leaf in jax.grad(lambda factors: objective(family, data, factors, effects))(state.server.factors):
         np.testing.assert_allclose(leaf, 0, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gaussian", "poisson", pytest.param("bernoulli", marks=pytest.mark.slow)])
 def test_both_curvatures_end_in_the_same_place(family):
     ends = [paths(family, curvature)[1].server.factors for curvature in ("completed", "observed")]
     first, second = (np.asarray(u @ v.T) for u, v in ends)
@@ -217,17 +228,22 @@ def test_no_observer_sends_or_keeps_a_matrix():
 
 
 @pytest.mark.parametrize(
-    ("cell", "value", "family"), [((J, 0), 1.0, "gaussian"), ((0, -1), 1.0, "gaussian"), ((1, 1), -1.0, "poisson")]
+    ("family", "wrong"),
+    [
+        ("gaussian", [((J, 0), 1.0), ((0, -1), 1.0), ((0.5, 0), 1.0)]),
+        pytest.param("poisson", [((1, 1), -1.0), ((1, 1), 0.5)], marks=pytest.mark.slow),
+    ],
 )
-def test_what_is_no_observation_is_left_out_and_named(cell, value, family):
-    x = np.concatenate([np.asarray(observations("poisson").rows.x), [cell]])
-    y = np.concatenate([np.asarray(observations("poisson").rows.y), [value]])
-    data = FederatedData.from_arrays(x, y, np.concatenate([np.zeros(len(x) - 1, int), [9]]))
+def test_what_is_no_observation_is_left_out_and_named(family, wrong):
+    good = observations("poisson")
+    x = np.concatenate([good.rows.x, [cell for cell, _ in wrong]])
+    y = np.concatenate([good.rows.y, [value for _, value in wrong]])
+    data = FederatedData.from_arrays(x, y, np.concatenate([np.zeros(len(good.rows.y), int), 7 + np.arange(len(wrong))]))
     engine = Simulation(fedmissem(model_of(family)), data, seed=0)
     _, lines = engine.advance(engine.start(), 2)
-    assert [line["diverged"] for line in lines] == [1, 1]
+    assert [line["diverged"] for line in lines] == [len(wrong)] * 2
     alone = Simulation(fedmissem(model_of(family)), data.subset([1]), seed=0)
-    with pytest.raises(Diverged, match="9"):
+    with pytest.raises(Diverged, match="7"):
         alone.advance(alone.start(), 1)
 
 
@@ -242,9 +258,11 @@ def test_what_is_no_observation_is_left_out_and_named(cell, value, family):
         (lambda: model_of("bernoulli").init(jax.random.key(0), observations("poisson").spec), "not classes"),
         (lambda: model_of(row_factors=[[1.0]]).init(jax.random.key(0), observations().spec), r"shape \(12, 5\)"),
         (
-            lambda: model_of().init(jax.random.key(0), FederatedData.from_arrays(np.zeros((2, 2)), np.zeros(2), [0, 1]).spec),
-            "two integers, the cell's row and column; these are float32",
+            lambda: model_of().init(jax.random.key(0), FederatedData.from_arrays(np.zeros((2, 3)), np.zeros(2), [0, 1]).spec),
+            r"two whole numbers, the cell's row and column; these are of shape \(3,\)",
         ),
+        (lambda: model_of(rank=0), "rank must be from 1 to 9 for a matrix of 12 x 9, got 0; 0 goes with effect_ridge"),
+        (lambda: model_of(effect_ridge=-1.0), "effect_ridge must be at least 0"),
     ],
 )
 def test_bad_options(make, message):

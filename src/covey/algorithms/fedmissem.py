@@ -15,10 +15,11 @@ least squares"), rows and columns in turn: at fixed V the minimum over U, which 
 
     U = S V (V'V + ridge / c)^-1 = U + (c V'V + ridge)^-1 (R V - ridge U),
 
-needs of the observations no more than R V, a J x r matrix that is a sum over observers; S is never made. That lowers T's
-objective at the same S, so the penalised likelihood never decreases, as in EM, and the fixed points are the same. For Bernoulli
-and Poisson cells T has no closed form and is computed iteratively: here one Newton step a round, line by line, on the curvature
-of all cells, c sum_l mu'(theta_jl) v_l v_l', which the server knows. As |mu''| <= mu' for both, a step shortened by the factor
+needs of the observations no more than R V, a J x r matrix that is a sum over observers; S is never made, and no singular value
+decomposition either. That lowers T's objective at the same S, so the penalised likelihood never decreases, as in EM, and the
+fixed points are the same (a test ties them to the decomposition). For Bernoulli and Poisson cells T has no closed form and is
+computed iteratively: here one Newton step a round, line by line, on the curvature of all cells, c sum_l mu'(theta_jl) v_l v_l',
+which the server knows; mu'(theta) is the one J x L matrix there is. As |mu''| <= mu' for both, a step shortened by the factor
 log(1 + d) / d, d = |step| max_l |v_l|, never raises the objective (Sun and Tran-Dinh 2019, "Generalized self-concordant
 functions").
 
@@ -60,12 +61,13 @@ class Sides(NamedTuple):
 
 
 class State(NamedTuple):
-    """U and V; the sum of all clients' memories; the number of steps so far; and a constant, c."""
+    """U and V; the sum of all clients' memories; the number of steps so far; and two constants, c and the ridge."""
 
     factors: Factors
     memory: Sides | Empty
     step: Int[Array, ""]
     completions: Float[Array, ""]
+    ridge: Float[Array, ""]
 
 
 class Down(NamedTuple):
@@ -117,7 +119,7 @@ def fedmissem(
             raise ValueError("fedmissem needs to know how many clients there are; engines say so in Spec.clients")
         number = jnp.asarray(spec.clients if completions is None else completions, float)
         factors = model.init(key, spec)
-        return State(factors, no_memory(factors), jnp.int32(0), number)
+        return State(factors, no_memory(factors), jnp.int32(0), number, jnp.asarray(model.ridge, float))
 
     def no_memory(factors):
         return _no_memory(model, factors) if memory_rate else Empty()
@@ -135,11 +137,12 @@ def fedmissem(
     def server(key, state, aggregate):
         side = state.step % 2
         total = jax.tree.map(jnp.add, aggregate.weighted, _recalled(state.memory, side, aggregate.weighted))
-        target = model.step(state.factors, side, total, state.completions)
+        target = model.step(state.factors, side, total, state.completions, state.ridge)
         move = jax.tree.map(jnp.subtract, target, state.factors)
         factors = jax.tree.map(lambda old, m: old + steps.gamma(state.step) * m, state.factors, move)
         memory = _remembered(state.memory, side, aggregate.plain, memory_rate)
-        return State(factors, memory, state.step + 1, state.completions), ServerInfo(optax.tree.norm(move))
+        new = state._replace(factors=factors, memory=memory, step=state.step + 1)
+        return new, ServerInfo(optax.tree.norm(move))
 
     return Algorithm(
         name="fedmissem",
