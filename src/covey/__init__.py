@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
     from covey.data.loaders import load as load
+    from covey.estimators.imputer import FederatedImputer as FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
     from covey.experiment.run import Run as Run
     from covey.experiment.run import run as run
@@ -59,6 +60,7 @@ _PLACES = {
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
+    "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
     "load": "covey.data.loaders:load",
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",
