@@ -4,8 +4,8 @@
 maximum likelihood of all cells pooled; for uploads that are compressed or lost run `covey.fedmissem` itself. An observation is a
 row of data, x = (row, column) counted from 0, and its value the outcome. Observers send sums, never cells.
 
-Rank and ridge may be chosen by the likelihood of validation cells. Ridges are walked from large to small, each from the fit of the
-one before; as zero is a saddle, a little of the random start is added at each.
+Rank and ridge may be chosen by the likelihood of validation cells; the fit is then made again with those cells too. Ridges are
+walked from large to small, each from where the last one ended; as zero is a saddle, a little of the start is added at each.
 
 Uncertainty is that of observers, drawn anew: in a replica each has a random weight of mean one, and the fit is made again from
 where it ended. Weights are exponential, scaled to their mean (the Bayesian bootstrap, Rubin 1981), or the times drawn with
@@ -17,7 +17,7 @@ Example:
     counts, band = imputer.transform(), imputer.trend(level=0.9, span=0.5)
 """
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal, NamedTuple
 
 import jax
@@ -76,7 +76,7 @@ class FederatedImputer:
     Attributes:
         rank_, ridge_, offset_: as chosen, and the mean as a natural parameter.
         row_factors_, column_factors_: U and V; the effect first, where there are effects.
-        converged_, n_iter_: whether `tol` was reached within `rounds`, and the rounds that it took.
+        converged_, n_iter_: whether the last fit reached `tol` within `rounds`, and the rounds that it took.
         selection_: a line for each rank and ridge that was tried: rounds, loss of a training and of a validation cell.
     """
 
@@ -94,7 +94,7 @@ class FederatedImputer:
     resampling: Resampling = "exponential"
 
     def fit(self, data: FederatedData) -> "FederatedImputer":
-        """Fit to the training cells; "auto" needs validation cells as well. Returns itself."""
+        """Fit to the training cells; "auto" chooses by validation cells, then fits to both. Returns itself."""
         shape = self._check(data)
         values = _observations(data, "train").y.astype(float)
         self.offset_ = 0.0 if self.effect_ridge is None else _offset(self.family, values)
@@ -103,6 +103,9 @@ class FederatedImputer:
         ranks = RANKS[self.effect_ridge is None :] if self.rank == "auto" else [self.rank]
         tried = [fit for rank in ranks for fit in self._path(data, shape, rank, ridges)]
         best = min(tried, key=lambda fit: fit.validation_loss)
+        if "auto" in (self.rank, self.ridge):
+            data = _with_validation(data)
+            best = self._finished(best, data)
         self.rank_, self.ridge_, self.n_iter_, self.converged_ = best.rank, best.ridge, best.rounds, best.converged
         self.row_factors_, self.column_factors_ = (np.asarray(leaf) for leaf in best.server.factors)
         self.selection_ = pd.DataFrame([fit[:5] for fit in tried], columns=list(_Fit._fields[:5]))
@@ -205,7 +208,7 @@ class FederatedImputer:
             curvature="observed",
             spread=_SPREAD,
         )
-        engine = Simulation(fedmissem(model, memory_rate=0.0), data, seed=self.seed)
+        engine = self._engine(model, data)
         state, fits = engine.start(), list[_Fit]()
         start = state.server.factors
         for ridge in ridges if rank else ridges[:1]:  # without factors there is nothing that the ridge is about
@@ -218,6 +221,15 @@ class FederatedImputer:
             if len(fits) - int(np.argmin(losses)) > 3:
                 break
         return fits
+
+    def _finished(self, best: "_Fit", data: FederatedData) -> "_Fit":
+        """The fit that was chosen, gone on with on other cells."""
+        engine = self._engine(best.model, data)
+        state, rounds, loss, converged = self._descend(best.model, engine, engine.start()._replace(server=best.server))
+        return best._replace(rounds=rounds, train_loss=loss, converged=converged, server=state.server)
+
+    def _engine(self, model: MatrixModel, data: FederatedData, plans: cohort.Scheme | None = None) -> Simulation:
+        return Simulation(fedmissem(model, memory_rate=0.0), data, seed=self.seed, cohort=plans)
 
     def _descend(self, model: MatrixModel, engine: Simulation, state: EngineState) -> tuple[EngineState, int, float, bool]:
         """Rounds until the penalised loss of an observation stands still: state, rounds, loss without penalty, and whether."""
@@ -240,7 +252,7 @@ class FederatedImputer:
             weights = generator.exponential(size=size)
             weights *= data.clients / weights.sum(axis=1, keepdims=True)
         plans = cohort.given(weights, rounds=self.replica_rounds)
-        engine = Simulation(fedmissem(best.model, memory_rate=0.0), data, seed=self.seed, cohort=plans)
+        engine = self._engine(best.model, data, plans)
         state, found = engine.start(), list[Factors]()
         for _ in range(self.replicas):
             state, _lines = engine.advance(state._replace(server=best.server), self.replica_rounds)
@@ -276,6 +288,12 @@ def _observations(data: FederatedData, part: Part) -> Rows:
     """All observations of a part, observer after observer."""
     each = [data.rows_of(place, part) for place in range(data.clients)]
     return Rows(*(np.concatenate(leaves) for leaves in zip(*each, strict=True)))
+
+
+def _with_validation(data: FederatedData) -> FederatedData:
+    """Training and validation cells as training cells."""
+    starts, _, tests, ends = data.bounds.T
+    return replace(data, bounds=np.stack([starts, tests, tests, ends], axis=1))
 
 
 def _check_observations(data: FederatedData, shape: tuple[int, int], family: FamilyName) -> None:

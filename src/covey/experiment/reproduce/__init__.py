@@ -48,4 +48,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="Predictive entropy of images of another kind: MNIST and CIFAR-10 against three others (figures 4 and S8)",
         expected_seconds={"quick": 90.0, "full": 8000.0},
     ),
+    "fedem-birds": Experiment(
+        run="covey.experiment.reproduce.fedem_birds:run",
+        description="FedMissEM on counts of volunteers: held-out cells beside three baselines, and national trends (figure 2)",
+        expected_seconds={"quick": 80.0, "full": 1500.0},
+    ),
+    "fedem-ebird-scale": Experiment(
+        run="covey.experiment.reproduce.fedem_ebird_scale:run",
+        description="FedMissEM at the size of the paper's eBird data, 9,721 sites x 525 months: seconds and memory",
+        expected_seconds={"quick": 60.0, "full": 600.0},
+    ),
 }
