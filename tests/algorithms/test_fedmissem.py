@@ -187,6 +187,12 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     whole = [Simulation(fedmissem(model_of(), memory_rate=rate), data, seed=0) for rate in (0.0, 0.5)]
     without, with_memory = (engine.advance(engine.start(), 6)[0].server.factors for engine in whole)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), without, with_memory)
+    remembering = whole[1].protocol.algorithm
+    first, shard = remembering.broadcast(whole[1].start().server), data.shard(0, "train")
+    local = remembering.client(jax.random.key(0), first, remembering.init_client(jax.random.key(0), first, shard), shard)
+    memory = remembering.commit(local.pending, local.up)
+    np.testing.assert_allclose(memory.rows.gradient, 0.5 * local.up.gradient)  # the rows' turn
+    assert not np.any(memory.columns.gradient)
     method = fedmissem(model_of(), batch_size=5, memory_rate=0.0)
     state, shard = method.init(jax.random.key(0), data.spec), data.shard(0, "train")
     down = method.broadcast(state)
