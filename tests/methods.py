@@ -1,6 +1,7 @@
 """Every method of the package, small enough to be walked through every engine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
+from covey.algorithms.fedmissem import fedmissem
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
@@ -24,7 +26,7 @@ from covey.algorithms.pfedme import pfedme
 from covey.algorithms.vr_fedem import vr_fedem
 from covey.core.algorithm import Algorithm, Local
 from covey.core.metrics import Mean
-from covey.core.shard import all_rows
+from covey.core.shard import Rows, Shard, all_rows
 from covey.kernels import ornstein_uhlenbeck, psgld, sgld
 from covey.models import Normal
 
@@ -72,6 +74,28 @@ def remembering() -> Algorithm:
     )
 
 
+def on_cells(method: Algorithm) -> Algorithm:
+    """A method for observed cells of a matrix of 6 x 4, on rows of numbers: the first two features of a row name its cell."""
+
+    def cells(x):
+        return jnp.abs(10 * x[..., :2]).astype(jnp.int32) % jnp.array([6, 4])
+
+    def seen(data: Shard) -> Shard:
+        return replace(data, rows=Rows(cells(data.rows.x), data.rows.y))
+
+    def init(key, spec):
+        return method.init(key, spec._replace(rows=Rows(jax.ShapeDtypeStruct((2,), jnp.int32), spec.rows.y)))
+
+    return method._replace(
+        init=init,
+        init_client=lambda key, down, data: method.init_client(key, down, seen(data)),
+        client=lambda key, down, state, data: method.client(key, down, state, seen(data)),
+        evaluate=lambda key, down, state, data: method.evaluate(key, down, state, seen(data)),
+        predict=lambda key, down, state, x: method.predict(key, down, state, cells(x)),
+        adapt=lambda key, down, data: method.adapt(key, down, seen(data)),
+    )
+
+
 SGD = optax.sgd(0.05, momentum=0.9)
 OWN_BIAS = models.split_network(models.linear(), personal="bias")
 
@@ -89,6 +113,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
     "pfedme": lambda: pfedme(models.linear(), proximal=2.0, inner_steps=3, local_rounds=4, batch_size=8, adapt_epochs=2),
     "fedem": lambda: fedem(models.regression_mixture(components=2), step_size=0.2, batch_size=8),
+    "fedmissem": lambda: on_cells(fedmissem(models.matrix_completion(rows=6, columns=4), step_size=0.5, batch_size=8)),
     "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
 
@@ -133,6 +158,11 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     ),
     "mixture-network": lambda: mixture(
         models.mlp(hidden=(4,), outcome="number"), components=3, steps=5, batch_size=None, server_optimizer=optax.adam(0.05)
+    ),
+    "fedmissem-observed": lambda: on_cells(
+        fedmissem(
+            models.matrix_completion(rows=6, columns=4, curvature="observed", effect_ridge=0.5, offset=1.0), memory_rate=0.0
+        )
     ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

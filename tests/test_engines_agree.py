@@ -16,6 +16,7 @@ from covey.engines.simulate import Simulation
 EVERY = {**METHODS, **VARIANTS}
 SLOW = (
     "em",
+    "fedmissem-observed",
     "fedper",
     "fedpop-energy",
     "fedrep-steps",

@@ -18,7 +18,7 @@ LOWER = {
     "engines": {"core", "kernels", "channel", "models", "data", "algorithms"},
     "inference": {"core", "kernels", "channel", "models", "data", "algorithms", "engines"},
     "estimators": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference"},
-    "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference"},
+    "experiment": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference", "estimators"},
     "report": {"core", "kernels", "channel", "models", "data", "algorithms", "engines", "inference", "experiment"},
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
     from covey.algorithms.fedem import fedem as fedem
+    from covey.algorithms.fedmissem import fedmissem as fedmissem
     from covey.algorithms.fedper import fedper as fedper
     from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
     from covey.data.loaders import load as load
+    from covey.estimators.imputer import FederatedImputer as FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
     from covey.experiment.components import choose_components as choose_components
     from covey.experiment.run import Run as Run
@@ -53,6 +55,7 @@ _PLACES = {
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",
     "fedem": "covey.algorithms.fedem:fedem",
+    "fedmissem": "covey.algorithms.fedmissem:fedmissem",
     "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
     "fedrep": "covey.algorithms.fedrep:fedrep",
@@ -65,6 +68,7 @@ _PLACES = {
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
     "choose_components": "covey.experiment.components:choose_components",
+    "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
     "load": "covey.data.loaders:load",
     "Run": "covey.experiment.run:Run",
     "run": "covey.experiment.run:run",

@@ -102,3 +102,17 @@ def test_trace_keeps_those_available_and_starts_again():
 def test_bad_schemes_say_what_is_wrong(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_given_weights_hold_for_their_rounds_and_start_again():
+    weights = np.array([[1.0, 0.0, 2.0, 0.5, 0.0, 3.0], [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    sampler = cohort.given(weights, rounds=3)(COUNTS)
+    cohorts = [sampler.sample(jax.random.key(0), t) for t in range(8)]
+    for t, plan in enumerate([0, 0, 0, 1, 1, 1, 0, 0]):
+        np.testing.assert_array_equal(cohorts[t].weight, weights[plan])
+        np.testing.assert_array_equal(cohorts[t].mask, weights[plan] > 0)
+    for bad, message in ((-weights, "of at least 0"), (weights[:, :3], "3 clients, the data have 6")):
+        with pytest.raises(ValueError, match=message):
+            cohort.given(bad)(COUNTS)
+    with pytest.raises(ValueError, match="at least 1 round, got 0"):
+        cohort.given(weights, rounds=0)

@@ -287,6 +287,37 @@ def test_hierarchical_tables(name):
     assert f"{len(data.rows.y):,} " in LOADERS[name].description
 
 
+BIRDS = {"green_woodpecker": (437, 3699, 267, 14), "pacific_wren": (683, 5480, 393, 57), "swiss_birds": (191, 42028, 266, 158)}
+
+
+@needs_data
+@pytest.mark.parametrize("name", BIRDS)
+def test_counts_of_birds(name):
+    data = load(name)
+    x, y = (np.asarray(leaf) for leaf in data.rows)
+    assert (data.clients, len(y), *(x.max(0) + 1)) == BIRDS[name]
+    assert np.issubdtype(x.dtype, np.integer)
+    assert len(np.unique(x, axis=0)) == len(x)  # a cell is seen once
+    assert np.all((y >= 0) & (y == np.floor(y)))
+    for number in (f"{data.clients:,} ", f"{len(y):,} ", f"{x[:, 0].max() + 1} "):
+        assert number in LOADERS[name].description
+
+
+@needs_data
+def test_counts_of_birds_are_those_of_the_tables():
+    folder = Path(str(DATA)) / "birds"
+    wrens = pd.read_csv(folder / "bbs_pacific_wren.csv.gz")
+    line = wrens[(wrens.obs_n == 990137) & (wrens.year == 1974)].iloc[0]
+    rows = load("pacific_wren").rows_of(load("pacific_wren").position_of(990137), "train")
+    here = (rows.x[:, 0] == sorted(wrens.site.unique()).index(line.site)) & (rows.x[:, 1] == 1974 - 1968)
+    assert rows.y[here].tolist() == [line.species_total]
+    wide = pd.read_csv(folder / "green_woodpecker_wide.csv.gz")
+    data = load("green_woodpecker")
+    rows = data.rows_of(data.position_of(int(wide.loc[1, "X2004.observer"])), "train")
+    here = np.all(rows.x == [1, 0], axis=1)
+    assert rows.y[here].tolist() == [wide.loc[1, ["X2004.1.count", "X2004.2.count", "X2004.3.count"]].max()]
+
+
 @needs_data
 def test_indicators_are_those_of_the_table():
     frame = pd.read_csv(Path(str(DATA)) / "hierarchical" / "contraception_bangladesh.csv").sort_values("district", kind="stable")

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Real
 
 from covey.core.keys import Integer
 
@@ -130,6 +130,32 @@ def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
             return Cohort(cohort.index, mask, jnp.where(mask, cohort.weight, 0.0))
 
         return Sampler(sampler.slots, sample)
+
+    return scheme
+
+
+def given(weights: Real[np.ndarray, "plans clients"], *, rounds: int = 1) -> Scheme:
+    """Weights that are given, e.g. those of a bootstrap: a plan for `rounds` rounds, then the next; after the last, the first.
+
+    A client of weight zero does not take part. These weights are no inverse probabilities: the weighted sum is what they make it.
+    """
+    table = np.asarray(weights, np.float32)
+    if table.ndim != 2 or not table.size or not np.all(np.isfinite(table) & (table >= 0)):
+        raise ValueError(f"given: a matrix plans x clients of weights of at least 0 is needed, got one of shape {table.shape}")
+    if rounds < 1:
+        raise ValueError(f"given: a plan is for at least 1 round, got {rounds}")
+
+    def scheme(counts: np.ndarray) -> Sampler:
+        plans, population = table.shape
+        if len(counts) != population:
+            raise ValueError(f"given: the matrix has weights of {population} clients, the data have {len(counts)}")
+        all_weights = jnp.asarray(table)
+
+        def sample(key, t):
+            weight = all_weights[(t // rounds) % plans]
+            return Cohort(jnp.arange(population), weight > 0, weight)
+
+        return Sampler(population, sample)
 
     return scheme
 

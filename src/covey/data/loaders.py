@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from covey.data import tables
+from covey.data import birds, tables
 from covey.data.federated import FederatedData
 from covey.data.handwriting import FEMNIST, emnist
 from covey.data.images import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, SVHN, load_images
@@ -159,5 +159,23 @@ LOADERS: dict[str, Loader] = {
         "161 communities of Guatemala, 2,159 children; outcome immunised (2 classes); 14 indicators, share of indigenous people",
         _GPL,
         "R package mlmRev, guImmun",
+    ),
+    "green_woodpecker": Loader(
+        birds.green_woodpecker,
+        "437 observers, 3,699 counts of Green Woodpeckers in 267 Swiss quadrats and 14 years, 2004 to 2017; cells of a matrix",
+        "GPL-3 (R package), not bundled; data of the Swiss Ornithological Institute",
+        "R package AHMbook, greenWoodpecker",
+    ),
+    "pacific_wren": Loader(
+        birds.pacific_wren,
+        "683 observers, 5,480 counts of Pacific Wrens along 393 routes in 57 years, 1968 to 2024, no zeros; cells of a matrix",
+        "MIT (R package), not bundled; data of the USGS",
+        "R package bbsBayes2; North American Breeding Bird Survey, doi 10.5066/P14SNUV4",
+    ),
+    "swiss_birds": Loader(
+        birds.swiss_birds,
+        "191 observers, 42,028 counts of 158 species in 266 Swiss quadrats, 2014; cells of a matrix",
+        "GPL-3 (R package), not bundled; data of the Swiss Ornithological Institute",
+        "R package AHMbook, MHB2014",
     ),
 }

@@ -10,6 +10,7 @@ from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
+from covey.algorithms.fedmissem import fedmissem
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
@@ -23,13 +24,13 @@ from covey.channel import CHANNELS as CODECS
 from covey.core import cohort
 from covey.data import LOADERS, FederatedData, Loader
 from covey.experiment.options import Factory
-from covey.models import LATENT_MODELS, MIXED_MODELS
+from covey.models import LATENT_MODELS, MATRIX_MODELS, MIXED_MODELS
 from covey.models import MODELS as PLAIN_MODELS
 from covey.topology import TOPOLOGIES as GRAPHS
 from covey.topology import Topology, custom
 from covey.topology.mixing import Weights
 
-MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS}
+MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS, **MATRIX_MODELS}
 
 METHODS: dict[str, Factory] = {
     "em": em,
@@ -38,6 +39,7 @@ METHODS: dict[str, Factory] = {
     "fedavg_plus": fedavg_plus,
     "fedper": fedper,
     "fedem": fedem,
+    "fedmissem": fedmissem,
     "fedpop": fedpop,
     "fedprox": fedprox,
     "fedrep": fedrep,

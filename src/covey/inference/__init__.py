@@ -8,6 +8,7 @@ from covey.inference.coverage import RankCheck, interval_coverage, mixture_inter
 from covey.inference.information import observed_information, shared_effects
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import Posterior
+from covey.inference.smoothing import local_linear
 from covey.inference.start import spectral_start
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "calibration_errors",
     "entropy",
     "interval_coverage",
+    "local_linear",
     "max_probability_score",
     "mixture_interval",
     "observed_information",

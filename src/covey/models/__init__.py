@@ -14,6 +14,7 @@ from covey.models.factor_analysis import FactorAnalysis, factor_analysis
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
+from covey.models.matrix_completion import Factors, MatrixModel, matrix_completion
 from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
 from covey.models.model import Model, from_function
@@ -64,19 +65,25 @@ LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
 }
 """Models with latent variables, for the methods of the EM family."""
 
+MATRIX_MODELS: dict[str, Callable[..., MatrixModel]] = {"matrix_completion": matrix_completion}
+"""Models of a matrix of which observers see some cells, for `fedmissem`."""
+
 __all__ = [
     "LATENT_MODELS",
     "LAWS",
+    "MATRIX_MODELS",
     "MIXED_MODELS",
     "MODELS",
     "Categorical",
     "CharacterLSTM",
     "ConvolutionalNetwork",
     "FactorAnalysis",
+    "Factors",
     "GaussianMixture",
     "LatentModel",
     "Law",
     "Linear",
+    "MatrixModel",
     "MixedModel",
     "Mixture",
     "Model",
@@ -105,6 +112,7 @@ __all__ = [
     "linear",
     "linear_map",
     "logistic",
+    "matrix_completion",
     "max_pool",
     "measure",
     "mixed_character_lstm",

@@ -62,6 +62,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         run="covey.experiment.reproduce.fedem_mixtures:run_compared",
         description="Compressed EM with memories and without, clients that are alike and that are not, three codecs",
         expected_seconds={"quick": 90.0, "full": 300.0},
+    ),
     "mixture-synthetic": Experiment(
         run="covey.experiment.reproduce.mixture_synthetic:run",
         description="FedEM for mixtures and six others on clients that mix three linear models (tables 2 and 3, last rows)",
@@ -86,5 +87,15 @@ EXPERIMENTS: dict[str, Experiment] = {
         run="covey.experiment.reproduce.mixture_figures:run_budget",
         description="FedEM for mixtures with a third of the rounds (appendix J.5)",
         expected_seconds={"quick": 60.0, "full": 900.0},
+    ),
+    "fedem-birds": Experiment(
+        run="covey.experiment.reproduce.fedem_birds:run",
+        description="FedMissEM on counts of volunteers: held-out cells beside three baselines, and national trends (figure 2)",
+        expected_seconds={"quick": 80.0, "full": 1500.0},
+    ),
+    "fedem-ebird-scale": Experiment(
+        run="covey.experiment.reproduce.fedem_ebird_scale:run",
+        description="FedMissEM at the size of the paper's eBird data, 9,721 sites x 525 months: seconds and memory",
+        expected_seconds={"quick": 45.0, "full": 180.0},
     ),
 }
