@@ -115,7 +115,9 @@ def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws
     if isinstance(members, Normal):
         variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
         return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
-    return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+    if isinstance(members, Poisson):
+        return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+    raise ValueError("averaged: models whose clients predict mixtures are not offered")
 
 
 def _columns(slopes: Slopes) -> slice | Array:
