@@ -286,3 +286,11 @@ def test_any_tree_of_arrays_can_be_rows():
     assert data.shard(1, "train").rows["word"].tolist() == [2, 3, 4]
     with pytest.raises(ValueError, match=r"Rows\(x, y\)"):
         data.standardised()
+
+
+def test_rows_in_a_part_are_those_of_its_clients_in_turn():
+    data = FederatedData.from_clients({name: (np.arange(n)[:, None] + 10 * n, np.zeros(n)) for name, n in (("a", 6), ("b", 9))})
+    data = data.split(0.3, 0.3, seed=0)
+    for part in ("train", "validation", "test"):
+        each = [data.rows_of(place, part).x for place in range(2)]
+        np.testing.assert_array_equal(data.rows_in(part).x, np.concatenate(each))

@@ -14,6 +14,7 @@ from covey import models, topology
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
+from covey.algorithms.mixture import mixture
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
@@ -37,7 +38,12 @@ def coefficients(server):
     return np.column_stack([np.asarray(server.parameters.weight), np.asarray(server.parameters.bias)])
 
 
-@pytest.mark.parametrize("make", [averaging, remembering])
+def mixing():
+    """D-FedEM, of two linear models."""
+    return mixture(models.linear(), components=2, client_optimizer=optax.sgd(STEP), batch_size=None, steps=2)
+
+
+@pytest.mark.parametrize("make", [averaging, mixing, remembering])
 def test_on_the_complete_graph_it_is_the_run_of_a_server(make):
     """For clients of unequal weight too, and for a method that uses every part of the seam."""
     engines = [Peers(make(), problem(), topology=topology.complete(), seed=3), Simulation(make(), problem(), seed=3)]

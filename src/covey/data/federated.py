@@ -235,6 +235,10 @@ class FederatedData:
         start, count = int(self.starts(part)[position]), int(self.counts(part)[position])
         return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
 
+    def rows_in(self, part: Part) -> PyTree:
+        """The rows of one part of all clients, client after client."""
+        return _take(self.rows, _ranges(self.starts(part), self.counts(part)))
+
     def shard(self, position: int, part: Part) -> Shard:
         """One client's own rows of a part, as a site would hold them."""
         if self.counts(part)[position]:

@@ -28,7 +28,6 @@ from jaxtyping import Array, Float, Real
 
 from covey.algorithms.fedmissem import State, fedmissem
 from covey.core import cohort, metrics
-from covey.core.shard import Rows
 from covey.data.federated import FederatedData, Part
 from covey.engines.rows import need_rows
 from covey.engines.simulate import EngineState, Simulation
@@ -96,7 +95,7 @@ class FederatedImputer:
     def fit(self, data: FederatedData) -> "FederatedImputer":
         """Fit to the training cells; "auto" chooses by validation cells, then fits to both. Returns itself."""
         shape = self._check(data)
-        values = _observations(data, "train").y.astype(float)
+        values = data.rows_in("train").y.astype(float)
         self.offset_ = 0.0 if self.effect_ridge is None else _offset(self.family, values)
         scale = float(values.std()) if self.family == "gaussian" else 1.0
         ridges = [factor * scale for factor in RIDGES] if self.ridge == "auto" else [self.ridge]
@@ -168,7 +167,7 @@ class FederatedImputer:
         model, factors, _ = self._fit()
         need_rows(data, part)
         _check_observations(data, model.shape, self.family)
-        x, y = _observations(data, part)
+        x, y = data.rows_in(part)
         return float(np.mean(model.predictive(factors, jnp.asarray(x)).log_prob(jnp.asarray(y))))
 
     def _check(self, data: FederatedData) -> tuple[int, int]:
@@ -282,12 +281,6 @@ class _Fit(NamedTuple):
     converged: bool
     model: MatrixModel
     server: State
-
-
-def _observations(data: FederatedData, part: Part) -> Rows:
-    """All observations of a part, observer after observer."""
-    each = [data.rows_of(place, part) for place in range(data.clients)]
-    return Rows(*(np.concatenate(leaves) for leaves in zip(*each, strict=True)))
 
 
 def _with_validation(data: FederatedData) -> FederatedData:

@@ -88,6 +88,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="FedEM for mixtures with a third of the rounds (appendix J.5)",
         expected_seconds={"quick": 60.0, "full": 900.0},
     ),
+    "mixture-decentralised": Experiment(
+        run="covey.experiment.reproduce.mixture_decentralised:run",
+        description="FedEM for mixtures with a server and between peers on four graphs (D-FedEM)",
+        expected_seconds={"quick": 60.0, "full": 600.0},
+    ),
     "fedem-birds": Experiment(
         run="covey.experiment.reproduce.fedem_birds:run",
         description="FedMissEM on counts of volunteers: held-out cells beside three baselines, and national trends (figure 2)",
