@@ -115,7 +115,9 @@ def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws
     if isinstance(members, Normal):
         variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
         return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
-    return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+    if isinstance(members, Poisson):
+        return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+    raise ValueError(f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}")
 
 
 def _columns(slopes: Slopes) -> slice | Array:

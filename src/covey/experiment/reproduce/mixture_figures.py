@@ -4,6 +4,8 @@ Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows these
 `mixture_synthetic`, where the truth is known, with its methods, settings and measures.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import optax
 import plotly.graph_objects as go
@@ -128,8 +130,10 @@ def run_budget(scale: Scale, report: Report) -> Reproduced:
     return rows, claims, chart
 
 
-def lines(found: dict[str, dict], title: str, *, log: bool = False) -> go.Figure:
-    """A line a method."""
+def lines(
+    found: Mapping[str, Mapping[int, np.ndarray] | Mapping[float, np.ndarray]], title: str, *, log: bool = False
+) -> go.Figure:
+    """A line a method: by what is on the x axis, a value a seed."""
     chart = go.Figure()
     for (name, of), colour in zip(found.items(), COLOURS, strict=False):
         values = list(of.values())
