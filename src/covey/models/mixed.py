@@ -117,7 +117,7 @@ def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws
         return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
     if isinstance(members, Poisson):
         return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
-    raise ValueError("averaged: models whose clients predict mixtures are not offered")
+    raise ValueError(f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}")
 
 
 def _columns(slopes: Slopes) -> slice | Array:

@@ -16,7 +16,17 @@ from covey.algorithms.mixture import mixture
 from covey.core.algorithm import Algorithm
 from covey.core.cohort import bernoulli
 from covey.experiment.reproduce.frame import Claim, Report, Scale, row
-from covey.experiment.reproduce.mixture_synthetic import BATCH, COLOURS, SETTINGS, Reproduced, Score, oracle, problem, score
+from covey.experiment.reproduce.mixture_synthetic import (
+    BATCH,
+    COLOURS,
+    SETTINGS,
+    Reproduced,
+    Score,
+    oracle,
+    problem,
+    score,
+    seeds_of,
+)
 from covey.experiment.reproduce.mixture_synthetic import SIZES as WHOLE
 from covey.experiment.run import run as run_method
 from covey.models import logistic
@@ -45,17 +55,17 @@ SIZES: dict[Scale, Size] = {"quick": Size(1, 36, 30, 60), "full": Size(3, 100, 1
 def run(scale: Scale, report: Report) -> Reproduced:
     """Accuracy with a server and on four graphs; consensus with a tenth of the peers absent."""
     size = SIZES[scale]
+    whole = WHOLE[scale]._replace(seeds=size.seeds, clients=size.clients, dimensions=size.dimensions)
     found: dict[str, list[Score]] = {name: [] for name in ("oracle", "server", *GRAPHS)}
     distances: dict[str, list[np.ndarray]] = {name: [] for name in GRAPHS}
-    for seed in range(10, 10 + size.seeds):
-        whole = WHOLE[scale]._replace(clients=size.clients, dimensions=size.dimensions)
+    for place, seed in enumerate(seeds_of(whole)):
         data, truth = problem(whole, seed)
         found["oracle"].append(oracle(data, truth))
-        report(f"with a server, seed {seed - 9} of {size.seeds}")
+        report(f"with a server, seed {place + 1} of {size.seeds}")
         server = run_method(method(), data, rounds=size.rounds, seed=seed, progress=False)
         found["server"].append(score(server.evaluate()))
         for name, graph in GRAPHS.items():
-            report(f"{name}, seed {seed - 9} of {size.seeds}")
+            report(f"{name}, seed {place + 1} of {size.seeds}")
             absent = bernoulli(1.0 if name == "complete" else 0.9)
             peers = run_method(
                 method(), data, rounds=size.rounds, seed=seed, engine="peers", topology=graph, cohort=absent, progress=False

@@ -4,6 +4,9 @@ Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows these
 `mixture_synthetic`, where the truth is known, with its methods, settings and measures.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 import optax
 import plotly.graph_objects as go
@@ -97,8 +100,9 @@ def run_unseen(scale: Scale, report: Report) -> Reproduced:
             report(f"{name} and clients that it never saw, seed {place + 1} of {size.seeds}")
             done = trained(method, old, size, seed)
             for limit in limits:
-                few = new.limited(train_rows=limit, seed=seed)
-                found[name][limit][place] = score(done.evaluate(few)).mean
+                evaluation = done.evaluate(new.limited(train_rows=limit, seed=seed))
+                # Clients count by the rows that they have, not by those that they may use: else the weights would change too.
+                found[name][limit][place] = score(replace(evaluation, data=new)).mean
     label = {10: "10 rows", 30: "30 rows", 100: "100 rows", 1000: "all rows"}
     rows = [row(f"accuracy, {name}, {label[limit]}", of[limit]) for name, of in found.items() for limit in of]
     claims = [
@@ -128,8 +132,10 @@ def run_budget(scale: Scale, report: Report) -> Reproduced:
     return rows, claims, chart
 
 
-def lines(found: dict[str, dict], title: str, *, log: bool = False) -> go.Figure:
-    """A line a method."""
+def lines(
+    found: Mapping[str, Mapping[int, np.ndarray] | Mapping[float, np.ndarray]], title: str, *, log: bool = False
+) -> go.Figure:
+    """A line a method: by what is on the x axis, a value a seed."""
     chart = go.Figure()
     for (name, of), colour in zip(found.items(), COLOURS, strict=False):
         values = list(of.values())

@@ -44,7 +44,7 @@ from covey.models import logistic
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 NOISE, COMPONENTS, BATCH = 0.1, 3, 32
-FIRST_SEED = 10  # those below and 100 were used to look for settings
+FIRST_SEED = 20  # data of those below, and of 100, were looked at for settings
 # Learning rates to choose from, the likeliest first; for pFedMe they are lambda.
 SETTINGS: dict[str, tuple[float, ...]] = {
     "FedEM": (10.0, 3.0, 1.0),
