@@ -96,7 +96,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedem-birds": Experiment(
         run="covey.experiment.reproduce.fedem_birds:run",
         description="FedMissEM on counts of volunteers: held-out cells beside three baselines, and national trends (figure 2)",
-        expected_seconds={"quick": 80.0, "full": 1500.0},
+        expected_seconds={"quick": 60.0, "full": 2400.0},
     ),
     "fedem-ebird-scale": Experiment(
         run="covey.experiment.reproduce.fedem_ebird_scale:run",
