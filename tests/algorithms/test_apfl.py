@@ -51,6 +51,7 @@ def test_a_share_of_zero_is_fedavg():
     np.testing.assert_allclose(predicted, models.linear().predictive(plain.server.parameters, jnp.asarray(x)).mean, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_share_of_one_is_local_training():
     state, _ = fit(apfl(models.linear(), alpha=1, **MINIBATCH))
     alone, _ = fit(local(models.linear(), **MINIBATCH))

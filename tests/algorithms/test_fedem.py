@@ -144,10 +144,10 @@ def test_the_memory_of_the_server_is_the_mean_of_the_clients(method):
         "vr_fedem": lambda: vr_fedem(model, step_size=0.05, batch_size=5, memory_rate=0.5, inner=10),
     }[method]
     engine = Simulation(
-        make(), data, seed=1, cohort=cohort.bernoulli(0.5), channel=dithering(levels=7), faults=Faults(dropout=0.1), chunk=4
+        make(), data, seed=1, cohort=cohort.bernoulli(0.5), channel=dithering(levels=7), faults=Faults(dropout=0.2), chunk=4
     )
     state, lines = engine.advance(engine.start(), 1000)
-    assert sum(line["lost"] for line in lines) > 100
+    assert sum(line["lost"] for line in lines) > 300  # half of them uploads, a tenth of 2,000
     clients = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.nodes.state.memory)
     assert np.abs(state.nodes.state.memory.first).max() > 0.1
     jax.tree.map(lambda v, mean: np.testing.assert_allclose(v, mean, atol=1e-6), state.server.memory, clients)

@@ -76,6 +76,7 @@ def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     np.testing.assert_allclose(table["high"] - table["low"], 2 * 1.6449 * table["se"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_priors_add_to_the_information(theta):
     data = FederatedData.from_clients(clients(6))
     method = fedpop(MODEL, step_size=3.0, draws=50, kernel=ornstein_uhlenbeck(), adapt_burn_in=3)

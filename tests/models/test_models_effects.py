@@ -169,6 +169,7 @@ def two_kinds(rng, clients):
     return np.where(first, -1.5, 1.2) + np.where(first, 0.3, 0.45) * rng.normal(size=clients)
 
 
+@pytest.mark.slow
 def test_an_energy_learns_two_modes():
     z = two_kinds(np.random.default_rng(0), 500)
     law = models.energy(units=16, step_size=0.1, particles=200, steps=10, fewest_clients=1)
@@ -187,6 +188,7 @@ def test_an_energy_learns_two_modes():
     assert at.weight[place > 0].sum() == pytest.approx(np.mean(z > 0), abs=0.04)
 
 
+@pytest.mark.slow
 def test_a_mixture_finds_two_kinds_of_clients():
     """The kinds are far apart, so the maximum of the likelihood is that of each kind alone."""
     rng, clients, noise, rows = np.random.default_rng(1), 60, 0.5, 10

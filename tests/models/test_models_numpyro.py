@@ -258,6 +258,7 @@ def mode(clients):
     return best.x
 
 
+@pytest.mark.slow
 def test_fedpop_finds_the_mode_of_a_numpyro_model():
     rng, clients = np.random.default_rng(9), []
     for rows in rng.integers(3, 7, 40):
