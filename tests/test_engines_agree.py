@@ -26,7 +26,9 @@ SLOW = (
     "fedrep-steps",
     "fedrep-nothing-personal",
     "fedper-nothing-shared",
+    "mb_sgd",
     "mixture-network",
+    "vr_fedem",
 )  # like others
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {

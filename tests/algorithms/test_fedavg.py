@@ -58,7 +58,7 @@ def fixed_point(steps, proximal=0.0, weights=COUNTS):
     return np.linalg.solve(total, moment)
 
 
-@pytest.mark.parametrize("steps", [1, 10, 60])
+@pytest.mark.parametrize("steps", [1, 10, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighting", ["rows", "equal"])
 def test_fedavg_stands_still_where_theory_says(steps, weighting):
     method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=steps, weighting=weighting)

@@ -204,6 +204,7 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     assert np.all(np.abs(np.asarray(draws).mean(0) - exact) <= 5 * error + 1e-12)
 
 
+@pytest.mark.slow
 def test_held_out_counts_are_predicted_better_than_by_their_row():
     rng = np.random.default_rng(7)
     rows, columns = 60, 24

@@ -141,6 +141,7 @@ def test_fedper_with_one_client_is_fedavg():
     assert np.all(plain.weight != 0)
 
 
+@pytest.mark.slow
 def test_with_nothing_personal_they_are_fedavg():
     server = optax.adam(0.1)
     model = models.split_network(models.linear(), personal=())

@@ -207,6 +207,7 @@ def test_a_new_client_learns_its_weights_alone():
     np.testing.assert_allclose(adapted(3, nothing), 1 / 3, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_components_start_apart():
     def start(model, components, spread=None):
         return first_components(KEY, model, LABELS.spec, components, spread)

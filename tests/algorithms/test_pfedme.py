@@ -58,7 +58,7 @@ def test_a_whole_step_to_models_of_one_step_is_fedavg():
         assert line["local_steps"] == other["local_steps"] == 3
 
 
-@pytest.mark.parametrize(("local_rounds", "weighting"), [(1, "rows"), (4, "equal")])
+@pytest.mark.parametrize(("local_rounds", "weighting"), [pytest.param(1, "rows", marks=pytest.mark.slow), (4, "equal")])
 def test_the_fixed_point_is_that_of_the_envelopes(local_rounds, weighting):
     """An envelope of a quadratic is one, with Hessian A = tie (H + tie I)^-1 H; local rounds contract by (I - step A)."""
     step = 0.25

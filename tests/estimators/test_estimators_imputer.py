@@ -103,7 +103,8 @@ def test_what_a_fit_says_of_cells():
         imputer.predict(np.array([[0, 0], [40, 0]]))
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param("auto", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, "auto"])
 def test_the_fit_is_chosen_by_validation_cells_and_the_bands_cover(rank):
     """Gaussian cells of rank one and effects. Expectations have J + L - 1 free numbers an effect and a factor: about 110."""
     data, truth = made()
