@@ -112,13 +112,7 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
     """Figure 3, and the same with 4 bits a number."""
     size = DIGITS[scale]
     data = components_of_digits(size.clients)
-    summary = summarise(data, groups=1, at_least=1, seed=0)  # for the moments of all rows: a sum over clients
-    model = gaussian_mixture(
-        components=10,
-        means=random_rows(data, 10, seed=0),
-        start_covariance=summary.covariance,
-        second_moment=summary.second_moment,
-    )
+    model = first_step(data)
     channels = {"32 bits": identity(), "4 bits": dithering(levels=7)}
     rate = memory_rate(channels["4 bits"], model, data)
     methods = both(model, rows=700, epochs=size.epochs, step_size=size.step_size, rate=rate, batch=20, inner=35)
@@ -180,6 +174,18 @@ def components_of_digits(clients: int, dimensions: int = 20) -> FederatedData:
     return FederatedData.from_rows(Rows(x @ axes[:, ::-1][:, :dimensions], data.rows.y), data.counts("train"), classes=10).subset(
         np.arange(clients)
     )
+
+
+def first_step(data: FederatedData, components: int = 10) -> LatentModel:
+    """The model at the start of the paper: statistics of all rows, given random rows as means and the covariance of all."""
+    moments = summarise(data, groups=1, at_least=1, seed=0)  # sums over clients, as the statistics are
+    shared = {"components": components, "second_moment": moments.second_moment}
+    model = gaussian_mixture(**shared, means=random_rows(data, components, seed=0), start_covariance=moments.covariance)
+    theta = model.init(jax.random.key(0), data.spec)
+    found = over_all_rows(model, theta, whole(data.rows))
+    theta, _ = model.maximise(found.statistics, theta)
+    means, covariance = np.asarray(theta.means), np.asarray(theta.covariance)
+    return gaussian_mixture(**shared, weights=np.asarray(theta.weights), means=means, start_covariance=covariance)
 
 
 def both(
@@ -276,10 +282,10 @@ def _digits(paths: dict[str, Path], epochs: int) -> Reproduced:
         ]
     for name in ("FedEM", "VR-FedEM"):
         plain, few = paths[f"{name}, 32 bits"], paths[f"{name}, 4 bits"]
-        gap = float(abs(few.objective[-1] - plain.objective[-1]) / (plain.objective[0] - plain.objective[-1]))
+        gap = float(abs(few.objective[-1] / plain.objective[-1] - 1))
         bits = float(few.bits.sum() / plain.bits.sum())
         claims += [
-            Claim(f"{name}: objective with 4 bits beside 32, in units of what was gained", gap, 0.01, gap < 0.01),
+            Claim(f"{name}: objective with 4 bits beside 32, relative", gap, 0.01, gap < 0.01),
             Claim(f"{name}: bits sent, 4 over 32", bits, 1 / 6, bits <= 1 / 6),
         ]
     for name, path in paths.items():
