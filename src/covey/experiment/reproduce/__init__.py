@@ -56,7 +56,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedem-gmm-mnist": Experiment(
         run="covey.experiment.reproduce.fedem_mixtures:run_digits",
         description="A mixture of ten Gaussians on MNIST, in 32 bits a number and in 4 (figure 3)",
-        expected_seconds={"quick": 60.0, "full": 500.0},
+        expected_seconds={"quick": 60.0, "full": 200.0},
     ),
     "fedem-heterogeneity": Experiment(
         run="covey.experiment.reproduce.fedem_mixtures:run_compared",
