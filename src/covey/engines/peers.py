@@ -80,7 +80,7 @@ class Gossip(NamedTuple):
 class Peers:
     """A method on federated data whose clients talk to their neighbours only.
 
-    topology: see `covey.topology`; the complete graph by default.
+    topology: who talks to whom; see `covey.topology`.
     chunk: peers that compute side by side.
     """
 
@@ -131,7 +131,7 @@ class Peers:
         lines: list[Line] = []
         while number > 0:
             first, some = state.round, min(number, BLOCK)
-            nodes, seen, (record, gossip) = self.compiled(first, some, state.nodes, state.seen)
+            nodes, seen, (record, gossip) = self.compiled(first, some, state.nodes, state.seen, self.storage, self.mixing)
             state = PeersState(first + some, _mean(nodes.state.server), nodes, seen)
             record, gossip = jax.device_get((record, gossip))
             new = as_lines(first, some, record, Sizes(0, 0), lines)
@@ -189,21 +189,21 @@ class Peers:
             return self.rows, np.asarray(state.seen)
         return rows_of(data), np.zeros(data.clients, bool)
 
-    def _block(self, first, number, nodes, seen):
+    def _block(self, first, number, nodes, seen, storage, mixing):
         def body(place, carry):
             nodes, seen, records = carry
-            nodes, seen, record = self._round(first + place, nodes, seen)
+            nodes, seen, record = self._round(first + place, nodes, seen, storage, mixing)
             return nodes, seen, jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record)
 
-        *_, record = jax.eval_shape(self._round, first, nodes, seen)
+        *_, record = jax.eval_shape(self._round, first, nodes, seen, storage, mixing)
         records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
         return jax.lax.fori_loop(0, number, body, (nodes, seen, records))
 
-    def _round(self, t, nodes, seen):
+    def _round(self, t, nodes, seen, storage, mixing):
         here, counts = self._present(t)
-        sent, new, infos, finite = self._computed(t, nodes, seen, here)
+        sent, new, infos, finite = self._computed(t, nodes, seen, here, storage)
         good, bad = here & finite, here & ~finite
-        weights = absent_kept(self.mixing[t % len(self.mixing)], good)
+        weights = absent_kept(mixing[t % len(mixing)], good)
         servers = self._stepped(t, weights, nodes.state.server, sent)
         kept = Node(Peer(servers.state, new.state), new.channel)
         nodes = jax.vmap(tree.where)(good, kept, nodes)
@@ -223,11 +223,11 @@ class Peers:
         slots, counts = rounds.call_up(self.protocol, self.root, t, self.ids)
         return jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on), counts
 
-    def _computed(self, t, nodes, seen, here):
+    def _computed(self, t, nodes, seen, here, storage):
         """What everyone computes: uploads as they are heard, own states, infos, and whether all is finite."""
 
         def one(client_id, server, own, channel_state, known, start, count):
-            data = Shard(self.storage.rows, start, count, self.storage.capacity)
+            data = Shard(storage.rows, start, count, storage.capacity)
             down = self.algorithm.broadcast(server)
             first = first_node(self.algorithm, self.channel, self.root, client_id, down, data)
             node = tree.where(known, Node(own, channel_state), first)
@@ -235,8 +235,8 @@ class Peers:
             sent = self.channel.decode(payload)
             return sent, node, info, tree.is_finite((sent, node))
 
-        arguments = (self.ids, nodes.state.server, nodes.state.own, nodes.channel, seen, self.storage.start)
-        count = jnp.where(here, self.storage.count, 0)
+        arguments = (self.ids, nodes.state.server, nodes.state.own, nodes.channel, seen, storage.start)
+        count = jnp.where(here, storage.count, 0)
         return jax.lax.map(lambda peer: one(*peer), (*arguments, count), batch_size=self.chunk)
 
     def _stepped(self, t, weights, servers, sent):
@@ -313,11 +313,11 @@ def _need_linear(engine: Peers) -> None:
     number = jnp.asarray(data.clients, float)
 
     @jax.jit
-    def ends(server):
+    def ends(server, storage):
         down = algorithm.broadcast(server)
 
         def upload(place):
-            shard = Shard(engine.storage.rows, engine.storage.start[place], jnp.int32(rows), engine.storage.capacity)
+            shard = Shard(storage.rows, storage.start[place], jnp.int32(rows), storage.capacity)
             node = first_node(algorithm, engine.channel, engine.root, engine.ids[place], down, shard)
             payload, *_ = node_round(algorithm, engine.channel, engine.root, 0, engine.ids[place], down, node, shard)
             return engine.channel.decode(payload)
@@ -329,7 +329,7 @@ def _need_linear(engine: Peers) -> None:
 
         return stepped(-_REACH), stepped(0.0), stepped(_REACH)
 
-    low, middle, high = ends(algorithm.init(key_for(engine.root, Stream.INIT, 0), data.spec))
+    low, middle, high = ends(algorithm.init(key_for(engine.root, Stream.INIT, 0), data.spec), engine.storage)
     for (path, a), b, c in zip(
         jax.tree_util.tree_leaves_with_path(low), jax.tree.leaves(middle), jax.tree.leaves(high), strict=True
     ):
