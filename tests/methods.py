@@ -10,6 +10,7 @@ import optax
 
 from covey import models
 from covey.algorithms.apfl import apfl
+from covey.algorithms.clustered import clustered
 from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
@@ -107,6 +108,9 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
     "fedrep": lambda: fedrep(OWN_BIAS, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2),
     "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
+    "clustered": lambda: clustered(
+        models.linear(), clusters=3, tolerance=0.9, coherence=0.0, patience=2, client_optimizer=SGD, batch_size=8
+    ),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
     "em": lambda: em(models.regression_mixture(components=2)),

@@ -14,22 +14,8 @@ from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation
 
 EVERY = {**METHODS, **VARIANTS}
-SLOW = (
-    "em",
-    "fedmissem-observed",
-    "fedper",
-    "fedem-stream",
-    "fedpop-energy",
-    "fedpop-map",
-    "fedpop-sgld",
-    "fedrep-network",
-    "fedrep-steps",
-    "fedrep-nothing-personal",
-    "fedper-nothing-shared",
-    "mb_sgd",
-    "mixture-network",
-    "vr_fedem",
-)  # like others
+# The quick tests have one method of each frame, and the one that uses every part of the seam.
+QUICK = ("fedavg", "local", "fedpop", "fedem", "mixture", "clustered", "remembering")
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {
     "full": cohort.full(),
@@ -61,7 +47,7 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(method, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, method in EVERY.items()],
+    [pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, method in EVERY.items()],
 )
 def test_methods(method, data):
     assert_agree(method, data)

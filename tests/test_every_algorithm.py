@@ -10,11 +10,11 @@ from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 from covey.experiment.catalogue import METHODS as CATALOGUE
 
-# Methods that share their frame with another; `test_engines_agree` has them all in the quick tests too.
-RELATIVES = ("apfl", "em", "fedavg_plus", "fedmissem", "fedper", "fedprox", "fedrep", "mb_sgd", "mixture", "pfedme", "vr_fedem")
+# The quick tests walk one method with states of clients and draws, and one that only learns; engines know no method from another.
+QUICK = ("fedpop", "local")
 every_method = pytest.mark.parametrize(
     "method",
-    [pytest.param(method, id=name, marks=pytest.mark.slow if name in RELATIVES else ()) for name, method in METHODS.items()],
+    [pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, method in METHODS.items()],
 )
 
 
@@ -47,7 +47,7 @@ def test_resume_equals_an_uninterrupted_run(method, data):
     assert_resumes(method, data, "device")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "local"])
+@pytest.mark.parametrize("name", [pytest.param("fedavg", marks=pytest.mark.slow), "local"])
 def test_resume_with_rows_on_the_host(name, data):
     assert_resumes(METHODS[name], data, "host")
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from covey import models as models
     from covey import topology as topology
     from covey.algorithms.apfl import apfl as apfl
+    from covey.algorithms.clustered import clustered as clustered
     from covey.algorithms.em import em as em
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
@@ -62,6 +63,7 @@ _PLACES = {
     "local": "covey.algorithms.local:local",
     "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
     "mixture": "covey.algorithms.mixture:mixture",
+    "clustered": "covey.algorithms.clustered:clustered",
     "pfedme": "covey.algorithms.pfedme:pfedme",
     "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
     "Faults": "covey.core.faults:Faults",

@@ -86,12 +86,13 @@ def run_command(
 ) -> None:
     """Run a method as a configuration describes it."""
     with _mistakes_in_one_line():
-        from covey.experiment import configuration
+        from covey.experiment import components, configuration
         from covey.report import page
 
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
         try:
+            settings = components.decided(settings, directory, resume=resume, report=lambda line: _errors.print(Text(line)))
             parts = configuration.build(settings)
             done = configuration.execute(settings, parts, out=directory, resume=resume)
         except KeyboardInterrupt as interrupt:

@@ -235,6 +235,7 @@ def test_an_optimiser_sees_each_component_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"components": "auto"}, "decided before a run; use `covey run`, or covey.choose_components"),
         ({"components": 0}, "components must be at least 1, got 0"),
         ({"spread": -1}, "spread is a standard deviation and must be at least 0, got -1"),
         ({"adapt_steps": 0}, "adapt_steps must be at least 1, got 0"),
@@ -243,3 +244,13 @@ def test_an_optimiser_sees_each_component_alone():
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         mixture(models.linear(), **options)
+
+
+def test_more_components_than_clients_are_told_and_a_client_with_one_label_is_served():
+    x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    data = FederatedData.from_clients({"both": (x, (x[:, 0] > 0).astype(np.int32)), "one": (x, np.ones(20, np.int32))}, classes=2)
+    with pytest.warns(UserWarning, match="3 components for 2 clients"):
+        state, lines = fit(mixture(models.logistic(), client_optimizer=optax.sgd(0.5)), data, 5)
+    weights = np.asarray(state.nodes.state.weights)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
+    assert np.isfinite([line["train_loss"] for line in lines]).all()

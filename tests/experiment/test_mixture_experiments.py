@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 
 from covey.core.metrics import Mean
 from covey.data.synthetic import Mixture, mixture_of_linear
-from covey.experiment.components import choose_components
+from covey.experiment import configuration
+from covey.experiment.components import choose_components, decided
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.reproduce import EXPERIMENTS
 from covey.experiment.reproduce import mixture_synthetic as synthetic
@@ -78,6 +80,35 @@ def test_the_number_of_components_with_the_least_held_out_loss_is_chosen():
     assert choice.runs[3].number == 3
     with pytest.raises(ValueError, match=r"at least 1, got \(0, 2\)"):
         choose_components(fit, (0, 2))
+
+
+@pytest.mark.slow
+def test_a_configuration_may_leave_the_number_to_the_data(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    site = np.repeat(list("abcd"), 100)
+    # Two kinds of sites with opposite labels: one component cannot serve both.
+    label = (x[:, 0] * np.where(site < "c", 1, -1) > 0).astype(int)
+    pd.DataFrame({"x0": x[:, 0], "x1": x[:, 1], "y": label, "site": site}).to_csv(tmp_path / "sites.csv", index=False)
+    tables = {
+        "data": {"name": "table", "path": str(tmp_path / "sites.csv"), "outcome": "y", "client": "site", "validation": 0.3},
+        "model": {"name": "logistic"},
+        "method": {"name": "mixture", "components": "auto", "client_optimizer": {"name": "sgd", "learning_rate": 1.0}},
+        "run": {"rounds": 30, "seed": 1},
+    }
+    tables["data"]["classes"] = 2
+    settings, told = configuration.checked(tables), []
+    found = decided(settings, tmp_path / "run", resume=False, report=told.append)
+    number = found.tables["method"]["components"]
+    assert number >= 2
+    assert told[-1].startswith(f"{number} components are best")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("[method]\ncomponents = 4\n")
+    again = decided(settings, tmp_path / "run", resume=True, report=told.append)
+    assert again.options["method"]["components"] == 4
+    tables["data"]["validation"] = 0.0
+    with pytest.raises(ValueError, match="chooses by validation rows and there are none"):
+        decided(configuration.checked(tables), tmp_path, resume=False, report=told.append)
 
 
 @pytest.mark.slow

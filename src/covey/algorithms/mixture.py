@@ -30,8 +30,9 @@ Example:
     method = covey.mixture(covey.models.logistic(), components=3, client_optimizer=optax.sgd(0.5), batch_size=128)
 """
 
+import warnings
 from collections import namedtuple
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ class Personal(NamedTuple):
 def mixture(
     model: Model,
     *,
-    components: int = 3,
+    components: int | Literal["auto"] = 3,
     client_optimizer: optax.GradientTransformation | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
     batch_size: int | None = 32,
@@ -72,10 +73,13 @@ def mixture(
 ) -> Algorithm:
     """FedEM of Marfoq et al.: component models that all share, mixed by each client's own weights; other options as in FedAvg.
 
+    `components="auto"` is for configurations, which try some numbers first; in Python `covey.choose_components` does that.
     `spread` is the standard deviation of noise on every number of each component's start. By default there is none, except for a
     model whose start is always the same: then that which makes the noise of a component about as long as 1. `adapt_steps` are the
     updates of a new client's weights. The optimisers see each component alone.
     """
+    if components == "auto":
+        raise ValueError('mixture: components="auto" is decided before a run; use `covey run`, or covey.choose_components')
     if components < 1:
         raise ValueError(f"mixture: components must be at least 1, got {components}")
     if spread is not None and spread < 0:
@@ -86,6 +90,15 @@ def mixture(
     optimizer = each_component(optax.sgd(0.1) if client_optimizer is None else client_optimizer)
     gradient = weighted_gradient(model)
     report = namedtuple("Info", (*Info._fields, *(f"users_{m}" for m in range(components))))
+
+    def init(key, spec):
+        if spec.clients is not None and components > spec.clients:
+            warnings.warn(
+                f"mixture: {components} components for {spec.clients} clients: some will double others or go unused; "
+                "take fewer, or components='auto'",
+                stacklevel=2,
+            )
+        return first_components(key, model, spec, components, spread)
 
     def equal():
         return jnp.full(components, 1 / components, float)
@@ -115,7 +128,7 @@ def mixture(
 
     return surrogate_optimisation(
         "mixture",
-        init=lambda key, spec: first_components(key, model, spec, components, spread),
+        init=init,
         init_client=lambda key, shared, data: Personal(equal()),
         build=build,
         report=lambda at, data: report(at.loss, at.steps, *(at.own.weights * data.count >= 1)),

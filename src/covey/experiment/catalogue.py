@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.algorithms.apfl import apfl
+from covey.algorithms.clustered import clustered
 from covey.algorithms.em import em
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
@@ -46,6 +47,7 @@ METHODS: dict[str, Factory] = {
     "local": local,
     "mb_sgd": mb_sgd,
     "mixture": mixture,
+    "clustered": clustered,
     "pfedme": pfedme,
     "vr_fedem": vr_fedem,
 }

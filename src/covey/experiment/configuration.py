@@ -183,8 +183,8 @@ def build(configuration: Configuration) -> Parts:
     )
 
 
-def execute(configuration: Configuration, parts: Parts, *, out: Path, resume: bool = False, progress: bool = True) -> Run:
-    """Run it, or go on with the run in `out`."""
+def execute(configuration: Configuration, parts: Parts, *, out: Path | None, resume: bool = False, progress: bool = True) -> Run:
+    """Run it, or go on with the run in `out`; without `out` nothing is written."""
     return run(
         parts.method,
         parts.data,

@@ -1,0 +1,111 @@
+"""Clustered federated learning against FedAvg, the paper's own division of all pairs, and FedAvg of each group alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_gaussian
+from scipy.cluster.hierarchy import fcluster, linkage
+
+from covey import models
+from covey.algorithms.clustered import clustered
+from covey.algorithms.fedavg import fedavg
+from covey.core.shard import Shard
+from covey.data.federated import FederatedData
+from covey.engines.simulate import Simulation
+
+GROUPS, DIMENSION = 3, 4
+STEPS = {"client_optimizer": optax.sgd(0.1), "batch_size": None}
+TRUTH = np.random.default_rng(5).normal(size=(GROUPS, DIMENSION))
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def grouped(groups: int, rows: int = 60) -> FederatedData:
+    """Nine clients, each of the linear model of its group, with few rows and with many."""
+    rng = np.random.default_rng(1)
+    clients = {}
+    for client in range(9):
+        x = rng.normal(size=(rows + 10 * client, DIMENSION)).astype(np.float32)
+        y = x @ TRUTH[client % groups] + 0.1 * rng.normal(size=len(x))
+        clients[f"client{client}"] = (x, y.astype(np.float32))
+    return FederatedData.from_clients(clients)
+
+
+def fit(method, data, rounds):
+    engine = Simulation(method, data, seed=4)
+    return engine.advance(engine.start(), rounds)
+
+
+def clusters_of(method, state, data):
+    down, adapt = method.broadcast(state.server), jax.jit(method.adapt)
+    rows, most = jax.tree.map(jnp.asarray, data.rows), int(data.counts("train").max())
+    shards = [
+        Shard(rows, jnp.int32(s), jnp.int32(n), most) for s, n in zip(data.starts("train"), data.counts("train"), strict=True)
+    ]
+    return np.array([int(adapt(jax.random.key(0), down, shard).cluster) for shard in shards])
+
+
+def test_one_cluster_is_fedavg():
+    data = linear_gaussian(sizes=(20, 40, 30)).data
+    options = {"client_optimizer": optax.sgd(0.05), "batch_size": 8, "epochs": 2}
+    one, lines = fit(clustered(models.linear(), clusters=1, **options), data, 5)
+    plain, plain_lines = fit(fedavg(models.linear(), **options), data, 5)
+    np.testing.assert_allclose(one.server.down.parameters.weight[0], plain.server.parameters.weight, rtol=1e-12)
+    assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in plain_lines]
+
+
+def test_groups_are_found_as_the_paper_divides_them_and_each_has_the_model_of_its_own_fedavg():
+    data = grouped(GROUPS)
+    old, new = data.subset(np.arange(8)), 8
+    method = clustered(models.linear(), clusters=GROUPS, **STEPS)
+    state, lines = fit(method, old, 300)
+    assert [lines[0]["clusters"], lines[-1]["clusters"]] == [1, GROUPS]
+    found = clusters_of(method, state, data)
+    assert len(set(found)) == GROUPS
+    for group in range(GROUPS):
+        members = np.arange(group, 9, GROUPS)
+        assert len(set(found[members])) == 1
+        alone, _ = fit(fedavg(models.linear(), **STEPS), data.subset(members[members < new]), 300)
+        np.testing.assert_allclose(state.server.down.parameters.weight[found[group]], alone.server.parameters.weight, atol=1e-6)
+    # The paper's first division: the smallest largest cosine across, which is complete linkage.
+    unit, along = directions(state.server.down, old)
+    two = fcluster(linkage((1 - unit @ unit.T)[np.triu_indices(8, 1)], "complete"), 2, "maxclust")
+    assert len(set(zip(two, unit @ along > 0, strict=True))) == 2
+
+
+def directions(down, data):
+    """The clients' unit gradients at the first division, in plain NumPy, and what divided them."""
+    at, along = (jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree) for tree in (down.at, down.along))
+    slopes = []
+    for place in range(data.clients):
+        x, y = data.rows_of(place, "train")
+        error = x @ at.weight + at.bias - y
+        slopes.append(np.append(x.T @ error, error.sum()) / len(x))
+    return np.array(slopes) / np.linalg.norm(slopes, axis=1, keepdims=True), np.append(along.weight, along.bias)
+
+
+def test_alike_clients_stay_together():
+    state, lines = fit(clustered(models.linear(), **STEPS), grouped(1), 100)
+    assert lines[-1]["clusters"] == 1
+    assert np.all(np.asarray(state.server.down.divided) == -1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clusters": 0}, "clusters must be at least 1, got 0"),
+        ({"tolerance": 0}, "tolerance must be above 0, got 0"),
+        ({"apart": -1}, "apart must be at least 0, got -1"),
+        ({"coherence": 1.0}, r"must be in \[0, 1\), got 1"),
+        ({"patience": 0}, "patience must be at least 1 round, got 0"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        clustered(models.linear(), **options)
