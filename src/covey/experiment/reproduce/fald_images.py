@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from covey.algorithms.fald import fald
 from covey.core.metrics import values
@@ -111,14 +111,14 @@ def _measured(drawn: PyTree, test: Rows) -> dict:
     everything = jnp.ones(test.y.shape[0], bool)
     model = softmax()
 
-    def step(total: Float[Array, "rows classes"], one: tuple[PyTree, Int[Array, ""]]):
+    def step(total: Float[Array, "rows classes"], one: tuple[PyTree, Float[Array, ""]]):
         parameters, number = one
         total = total + model.predictive(parameters, test.x).mean
         return total, Categorical(jnp.log(total / number)).measures(test.y.astype(int), everything)
 
     count = len(jax.tree.leaves(drawn)[0])
     start = jnp.zeros((test.y.shape[0], drawn.bias.shape[-1]))
-    return jax.lax.scan(step, start, (drawn, 1.0 + jnp.arange(count)))[1]
+    return jax.lax.scan(step, start, (drawn, 1 + jnp.arange(count, dtype=float)))[1]
 
 
 def figure(curves: dict[tuple[int, bool], dict[str, np.ndarray]], size: Size, name: str) -> go.Figure:
