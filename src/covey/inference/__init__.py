@@ -8,16 +8,21 @@ from covey.inference.coverage import RankCheck, interval_coverage, mixture_inter
 from covey.inference.information import observed_information, shared_effects
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import Posterior
+from covey.inference.shared import SharedPosterior
 from covey.inference.smoothing import local_linear
 from covey.inference.start import spectral_start
+from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 
 __all__ = [
     "CalibrationErrors",
     "Posterior",
     "RankCheck",
+    "SharedPosterior",
     "auroc",
     "calibration_errors",
+    "distance_of_draws",
     "entropy",
+    "gaussian_distance",
     "interval_coverage",
     "local_linear",
     "max_probability_score",
