@@ -1,0 +1,21 @@
+"""How private FA-LD is: rows clipped one by one, what a round reveals, what that costs by three accountants, and a budget."""
+
+from covey.privacy.accountants import pld, rdp
+from covey.privacy.clipping import clipped_sum
+from covey.privacy.ledger import BudgetSpentError, Ledger
+from covey.privacy.mechanism import Mechanism
+from covey.privacy.theorem import Deltas, Guarantee, guarantee, largest_permitted, theorem
+
+__all__ = [
+    "BudgetSpentError",
+    "Deltas",
+    "Guarantee",
+    "Ledger",
+    "Mechanism",
+    "clipped_sum",
+    "guarantee",
+    "largest_permitted",
+    "pld",
+    "rdp",
+    "theorem",
+]
