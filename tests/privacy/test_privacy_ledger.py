@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from covey.privacy import BudgetSpentError, Ledger, Mechanism, rdp, theorem
+from covey.privacy import Budget, BudgetSpentError, Ledger, Mechanism, rdp, theorem
 
 ROUND = Mechanism(
     step_size=1e-6,
@@ -17,7 +17,11 @@ ROUND = Mechanism(
     scheme="uniform",
     cohort_size=5,
 )
-LEDGER = Ledger(mechanism=ROUND, delta=1e-5, epsilon=1.0)
+LEDGER = Ledger(ROUND, Budget(delta=1e-5, epsilon=1.0))
+
+
+def changed(mechanism: Mechanism = ROUND, **budget: object) -> Ledger:
+    return Ledger(mechanism, replace(LEDGER.budget, **budget))
 
 
 def test_it_reports_what_each_accountant_says():
@@ -41,22 +45,22 @@ def test_the_budget_is_met_and_not_passed():
 
 
 def test_earlier_rounds_count():
-    tuned = replace(LEDGER, earlier_rounds=20)
+    tuned = changed(earlier_rounds=20)
     assert tuned.spent(5) == LEDGER.spent(25)
     assert (tuned.permitted() or 0) + 20 == LEDGER.permitted()
 
 
 def test_a_budget_by_the_theorem_ends_sooner_and_needs_its_range():
-    by_theorem = replace(LEDGER, kept_by="theorem")
+    by_theorem = changed(kept_by="theorem")
     assert 0 < (by_theorem.permitted() or 0) < (LEDGER.permitted() or 0)
-    outside = replace(LEDGER, mechanism=replace(ROUND, step_size=1.0))
+    outside = changed(replace(ROUND, step_size=1.0))
     with pytest.raises(ValueError, match="must not exceed"):
         outside.check(1)
-    replace(outside, accountants=("rdp",), epsilon=None).check(1)
+    changed(outside.mechanism, accountants=("rdp",), epsilon=None).check(1)
 
 
 def test_pld_lines_are_of_the_next_round_number():
-    poisson = Ledger(mechanism=replace(ROUND, sampling="poisson"), delta=1e-5, accountants=("pld", "rdp"))
+    poisson = changed(replace(ROUND, sampling="poisson"), accountants=("pld", "rdp"))
     assert poisson.metrics(123)["epsilon_pld"] == poisson.spent(130)["pld"] > poisson.spent(123)["pld"]
     assert poisson.metrics(12)["epsilon_pld"] == poisson.spent(12)["pld"]
 
@@ -67,13 +71,9 @@ def test_its_record_is_plain_numbers_that_are_compared():
     assert all(type(value) is float for value in record.values())
     LEDGER.compare(record, 9)
     with pytest.raises(ValueError, match="says rdp="):
-        replace(LEDGER, mechanism=replace(ROUND, local_steps=11), accountants=("rdp",)).compare(
-            {"rounds": 9.0, "rdp": record["rdp"]}, 9
-        )
+        changed(replace(ROUND, local_steps=11), accountants=("rdp",)).compare({"rounds": 9.0, "rdp": record["rdp"]}, 9)
     with pytest.raises(ValueError, match=r"says rounds=9.0 of its privacy, the ledger 10.0"):
-        replace(LEDGER, earlier_rounds=1, accountants=("rdp",)).compare(
-            {"rounds": 9.0, "rdp": rdp(ROUND, rounds=10, delta=1e-5)}, 9
-        )
+        changed(earlier_rounds=1, accountants=("rdp",)).compare({"rounds": 9.0, "rdp": rdp(ROUND, rounds=10, delta=1e-5)}, 9)
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_its_record_is_plain_numbers_that_are_compared():
 )
 def test_mistakes_are_named(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(LEDGER, **change)
+        changed(**change)

@@ -6,8 +6,10 @@ An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort,
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from covey.core.cohort import Sampler
 from covey.core.metrics import Metric
 from covey.core.shard import Shard, Spec
 
@@ -63,6 +65,8 @@ class Algorithm(NamedTuple):
     adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
     personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
     draws: (key, down, client state, data, number) -> posterior draws; None for a method that has no posterior.
+    mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
+        (`privacy.Mechanism`); None for a method that protects no row.
     """
 
     name: str
@@ -77,6 +81,7 @@ class Algorithm(NamedTuple):
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     personalise_at_evaluation: bool = False
     draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
+    mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
 
 
 def no_draws(algorithm: Algorithm) -> str:

@@ -2,11 +2,12 @@
 
 from covey.privacy.accountants import pld, rdp
 from covey.privacy.clipping import clipped_sum
-from covey.privacy.ledger import BudgetSpentError, Ledger
-from covey.privacy.mechanism import Mechanism
+from covey.privacy.ledger import Budget, BudgetSpentError, Ledger
+from covey.privacy.mechanism import Mechanism, participation
 from covey.privacy.theorem import Deltas, Guarantee, guarantee, largest_permitted, theorem
 
 __all__ = [
+    "Budget",
     "BudgetSpentError",
     "Deltas",
     "Guarantee",
@@ -15,6 +16,7 @@ __all__ = [
     "clipped_sum",
     "guarantee",
     "largest_permitted",
+    "participation",
     "pld",
     "rdp",
     "theorem",

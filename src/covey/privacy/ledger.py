@@ -1,12 +1,12 @@
 """What a run has spent of its privacy, by every accountant, and a budget that it cannot pass."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 from covey.privacy.accountants import pld, rdp
 from covey.privacy.mechanism import Mechanism
-from covey.privacy.theorem import theorem
+from covey.privacy.theorem import OutOfRangeError, theorem
 
 Accountant: TypeAlias = Literal["theorem", "rdp", "pld"]
 ACCOUNTANTS: Mapping[str, Callable[..., float]] = {"theorem": theorem, "rdp": rdp, "pld": pld}
@@ -20,10 +20,9 @@ class BudgetSpentError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """The privacy of a run's rounds. All rounds cost the same, so that their number is all there is to remember.
+class Budget:
+    """What a run may spend, and who counts.
 
-    mechanism: what a round reveals.
     delta: of the (epsilon, delta) that is accounted.
     epsilon: the budget; None only counts.
     accountants: whose epsilons are reported.
@@ -31,7 +30,6 @@ class Ledger:
     earlier_rounds: that the same mechanism has already had on the same rows, e.g. to tune it. They count.
     """
 
-    mechanism: Mechanism
     delta: float
     epsilon: int | float | None = None
     accountants: tuple[Accountant, ...] = ("theorem", "rdp")
@@ -48,25 +46,43 @@ class Ledger:
         if self.kept_by not in self.accountants:
             raise ValueError(f"privacy: kept_by={self.kept_by!r} is not one of the accountants {', '.join(self.accountants)}")
 
+    def table(self) -> dict[str, str | int | float | list[str]]:
+        """Its values as a table of a configuration holds them."""
+        return {name: value for name, value in asdict(self).items() if value is not None} | {
+            "accountants": list(self.accountants)
+        }
+
+
+class Ledger(NamedTuple):
+    """The privacy of a run's rounds. All rounds cost the same, so that their number is all there is to remember.
+
+    mechanism: what a round reveals.
+    budget: what may be spent, and who counts.
+    """
+
+    mechanism: Mechanism
+    budget: Budget
+
     def spent(self, rounds: int) -> dict[str, float]:
         """Epsilon after so many rounds of the run, by accountant."""
-        total = self.earlier_rounds + rounds
-        return {name: self._epsilon(name, total) for name in self.accountants}
+        total = self.budget.earlier_rounds + rounds
+        return {name: self._epsilon(name, total) for name in self.budget.accountants}
 
     def metrics(self, rounds: int) -> dict[str, float]:
         """What a line of a run's metrics says of privacy after so many rounds.
 
         Past 99 rounds `pld`, which is slow, is of the next number of rounds with two digits: never too little.
         """
-        total = self.earlier_rounds + rounds
+        total = self.budget.earlier_rounds + rounds
         return {
-            f"epsilon_{name}": self._epsilon(name, _two_digits(total) if name == "pld" else total) for name in self.accountants
+            f"epsilon_{name}": self._epsilon(name, _two_digits(total) if name == "pld" else total)
+            for name in self.budget.accountants
         }
 
     def next_cost(self, rounds: int) -> float:
         """What one more round would add to the epsilon that the budget is kept by."""
-        total = self.earlier_rounds + rounds
-        return self._epsilon(self.kept_by, total + 1) - self._epsilon(self.kept_by, total)
+        total = self.budget.earlier_rounds + rounds
+        return self._epsilon(self.budget.kept_by, total + 1) - self._epsilon(self.budget.kept_by, total)
 
     def left(self, rounds: int) -> int | None:
         """How many rounds the budget permits after so many; None without a budget."""
@@ -75,9 +91,9 @@ class Ledger:
 
     def permitted(self) -> int | None:
         """How many rounds a run may have; None without a budget."""
-        if self.epsilon is None:
+        if self.budget.epsilon is None:
             return None
-        return max(_most(lambda rounds: self._affords(rounds), _MOST_ROUNDS) - self.earlier_rounds, 0)
+        return max(_most(self._affords, _MOST_ROUNDS) - self.budget.earlier_rounds, 0)
 
     def check(self, rounds: int, *, done: int = 0) -> None:
         """See that a run may go on to so many rounds.
@@ -86,22 +102,21 @@ class Ledger:
             BudgetSpentError: it would pass the budget; says what is left.
             ValueError: an accountant cannot account for it, e.g. the step size is outside of the theorem's range.
         """
-        for name in self.accountants:
-            self._epsilon(name, self.earlier_rounds + rounds)
-        if self.epsilon is None or self._affords(self.earlier_rounds + rounds):
+        limit, by = self.budget.epsilon, self.budget.kept_by
+        now, then = self.spent(done)[by], self.spent(rounds)[by]
+        if limit is None or then <= limit:
             return
-        now, then = (self._epsilon(self.kept_by, self.earlier_rounds + number) for number in (done, rounds))
         left = self.left(done)
         way_out = f"run at most {left} more" if left else "the budget is spent, and these rows have no privacy left under it"
         raise BudgetSpentError(
-            f"the privacy budget is epsilon={self.epsilon:g} at delta={self.delta:g}; {done} rounds have spent {now:.4g} of it, "
-            f"and going on to round {rounds} would make it {then:.4g} (by {self.kept_by}): {way_out}. A new run can reach more "
-            "rounds with a smaller step_size or correlation, or fewer clients in a round: see `covey privacy plan`"
+            f"the privacy budget is epsilon={limit:g} at delta={self.budget.delta:g}; {done} rounds have spent {now:.4g} of it, "
+            f"and going on to round {rounds} would make it {then:.4g} (by {by}): {way_out}. A new run can reach more rounds "
+            "with a smaller step_size or correlation, or fewer clients in a round: see `covey privacy plan`"
         )
 
     def record(self, rounds: int) -> dict[str, float]:
         """The ledger's state, for a checkpoint: plain numbers."""
-        return {"rounds": float(self.earlier_rounds + rounds), **self.spent(rounds)}
+        return {"rounds": float(self.budget.earlier_rounds + rounds), **self.spent(rounds)}
 
     def compare(self, record: Mapping[str, float], rounds: int) -> None:
         """See that a stored state is what this ledger says of so many rounds.
@@ -118,25 +133,15 @@ class Ledger:
                     "settings and the version of dp-accounting that the run was started with"
                 )
 
-    def settings(self) -> dict[str, str | int | float | list]:
-        """Everything that decides the numbers, in plain values, as `config.toml` records it."""
-        own = {"delta": self.delta, "kept_by": self.kept_by, "accountants": list(self.accountants)}
-        optional = {"epsilon": self.epsilon, "batch_size": self.mechanism.batch_size, "cohort_size": self.mechanism.cohort_size}
-        return (
-            own
-            | {"earlier_rounds": self.earlier_rounds}
-            | {
-                name: getattr(self.mechanism, name)
-                for name in ("step_size", "temperature", "correlation", "clip", "local_steps", "chains", "scheme", "sampling")
-            }
-            | {name: value for name, value in optional.items() if value is not None}
-        )
-
     def _affords(self, rounds: int) -> bool:
-        return self.epsilon is None or self._epsilon(self.kept_by, rounds) <= self.epsilon
+        try:
+            epsilons = {name: self._epsilon(name, rounds) for name in self.budget.accountants}
+        except OutOfRangeError:  # the theorem's range becomes narrower with the number of rounds
+            return False
+        return self.budget.epsilon is None or epsilons[self.budget.kept_by] <= self.budget.epsilon
 
     def _epsilon(self, name: str, rounds: int) -> float:
-        return ACCOUNTANTS[name](self.mechanism, rounds=rounds, delta=self.delta) if rounds else 0.0
+        return ACCOUNTANTS[name](self.mechanism, rounds=rounds, delta=self.budget.delta) if rounds else 0.0
 
 
 def _most(permits: Callable[[int], bool], limit: int) -> int:

@@ -22,10 +22,19 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from covey.core.cohort import Sampler
+
 CohortScheme: TypeAlias = Literal["full", "uniform", "weighted"]
 Sampling: TypeAlias = Literal["fixed", "poisson"]
 
 _GROUPS = 16  # of clients with about as many rows, each accounted by the worst that any of them could be
+
+
+def participation(sampler: Sampler) -> tuple[CohortScheme, int | None]:
+    """The scheme and S of a sampler of cohorts. One of another kind is taken as everyone, every round: that reveals the most."""
+    if sampler.drawn is None:
+        return "full", None
+    return "uniform" if sampler.alike else "weighted", sampler.drawn
 
 
 @dataclass(frozen=True)

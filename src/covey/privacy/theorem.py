@@ -31,6 +31,10 @@ _LARGEST_EXPONENT = 700.0  # e to the power of more than that is no number
 _LEAST, _MOST = 1e-9, 1e6  # of log(1 / delta_0): below 1, and smaller than anything needed
 
 
+class OutOfRangeError(ValueError):
+    """The step size is too large for the theorem."""
+
+
 class Deltas(NamedTuple):
     """The deltas 0, 1 and 2 of the theorem as log(1 / delta), infinite for none: scheme I needs smaller ones than floats hold."""
 
@@ -52,13 +56,13 @@ def theorem(mechanism: Mechanism, *, rounds: int, delta: float) -> float:
     Each of the two compositions may go without a delta of its own; the rest is divided equally.
 
     Raises:
-        ValueError: the step size is outside of the theorem's range; the message names the largest permitted.
+        OutOfRangeError: the step size is outside of the theorem's range; the message names the largest permitted.
     """
     ways = divisions(mechanism, rounds=rounds, delta=delta)
     allowed = [way for way in ways if mechanism.step_size <= largest_step_size(mechanism, way)]
     if not allowed:
         largest = _rounded_down(max((largest_step_size(mechanism, way) for way in ways), default=0.0))
-        raise ValueError(
+        raise OutOfRangeError(
             f"step_size={mechanism.step_size:g} is outside of the range of FA-LD's privacy theorem: with delta={delta:g} and "
             f"{rounds} rounds it must not exceed {largest}. Make it "
             "smaller; or make minibatches, temperature or the part of the noise that is the clients' own larger (a smaller "
