@@ -4,6 +4,7 @@ from covey.privacy.accountants import pld, rdp
 from covey.privacy.clipping import clipped_sum
 from covey.privacy.ledger import Budget, BudgetSpentError, Ledger
 from covey.privacy.mechanism import Mechanism, participation
+from covey.privacy.planning import Proposal, plan
 from covey.privacy.theorem import Deltas, Guarantee, guarantee, largest_permitted, theorem
 
 __all__ = [
@@ -13,10 +14,12 @@ __all__ = [
     "Guarantee",
     "Ledger",
     "Mechanism",
+    "Proposal",
     "clipped_sum",
     "guarantee",
     "largest_permitted",
     "participation",
+    "plan",
     "pld",
     "rdp",
     "theorem",

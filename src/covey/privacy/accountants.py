@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 # Whole orders, where the bound for sampling without replacement is not interpolated; far apart where there is little to gain.
-_ORDERS = np.array([*range(2, 41), 48, 56, 64, 80, 96, 128, 160, 192, 256, 512, 1024, 2048])
+_ORDERS = np.array([*range(2, 41), 48, 56, 64, 80, 96, 128, 256, 512, 1024, 2048])
 _INTERVAL = 1e-4  # of the discretised privacy loss, as in dp-accounting
 _SHARE_OF_UNLIKELY = 0.1  # of delta, for a client that takes part more often than the quantile
 

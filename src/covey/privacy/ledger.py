@@ -46,7 +46,7 @@ class Budget:
         if self.kept_by not in self.accountants:
             raise ValueError(f"privacy: kept_by={self.kept_by!r} is not one of the accountants {', '.join(self.accountants)}")
 
-    def table(self) -> dict[str, str | int | float | list[str]]:
+    def table(self) -> Mapping[str, str | int | float | list]:
         """Its values as a table of a configuration holds them."""
         return {name: value for name, value in asdict(self).items() if value is not None} | {
             "accountants": list(self.accountants)
