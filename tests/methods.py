@@ -11,6 +11,7 @@ import optax
 from covey import models
 from covey.algorithms.apfl import apfl
 from covey.algorithms.em import em
+from covey.algorithms.fald import fald
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
@@ -109,6 +110,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
+    "fald": lambda: fald(models.linear(), step_size=1e-3, local_steps=3, batch_size=8, correlation=0.5, prior=2.0, keep=3),
     "em": lambda: em(models.regression_mixture(components=2)),
     "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
     "pfedme": lambda: pfedme(models.linear(), proximal=2.0, inner_steps=3, local_rounds=4, batch_size=8, adapt_epochs=2),
@@ -153,6 +155,9 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedrep-steps": lambda: fedrep(models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"),
     "fedrep-nothing-personal": lambda: fedrep(models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1),
     "fedper-nothing-shared": lambda: fedper(models.split_network(models.linear(), personal="all"), weighting="equal"),
+    "fald-one-chain": lambda: fald(
+        models.linear(scale=None), step_size=1e-3, chains=1, decay=0.1, jitter=0.1, burn_in=1, thinning=2, temperature=0.5
+    ),
     "fedem-stream": lambda: fedem(
         models.gaussian_mixture(components=2, covariance="full"), decay=0.6, batch_size=5, oracle="stream", weighting="equal"
     ),

@@ -16,6 +16,7 @@ from covey.engines.simulate import Simulation
 EVERY = {**METHODS, **VARIANTS}
 SLOW = (
     "em",
+    "fald-one-chain",
     "fedmissem-observed",
     "fedper",
     "fedem-stream",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from covey import topology as topology
     from covey.algorithms.apfl import apfl as apfl
     from covey.algorithms.em import em as em
+    from covey.algorithms.fald import fald as fald
     from covey.algorithms.fedavg import fedavg as fedavg
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
     from covey.algorithms.fedem import fedem as fedem
@@ -53,6 +54,7 @@ _PLACES = {
     "topology": "covey.topology",
     "em": "covey.algorithms.em:em",
     "apfl": "covey.algorithms.apfl:apfl",
+    "fald": "covey.algorithms.fald:fald",
     "fedavg": "covey.algorithms.fedavg:fedavg",
     "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
     "fedper": "covey.algorithms.fedper:fedper",

@@ -149,7 +149,7 @@ def posterior_command(
         Path | None, typer.Option("--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv).")
     ] = None,
 ) -> None:
-    """Credible intervals of what is each client's own, from the last checkpoint of a run."""
+    """Credible intervals of what is each client's own, or of what all share, from a finished run."""
     with _mistakes_in_one_line():
         if out is not None and out.suffix not in (".nc", ".csv"):
             raise ValueError(f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these")
@@ -161,11 +161,16 @@ def posterior_command(
         done, held = configuration.reopen(directory)
         if held_out and held is None:
             raise ValueError(f"{directory}: no clients were held out from this run; leave --held-out away")
-        if done.method.draws is None:
+        if done.method.draws is None and done.method.chains is None:
             raise ValueError(no_draws(done.method))
+        if done.method.chains is not None and (clients or held_out):
+            raise ValueError(f"{done.method.name} samples what all clients share; leave --client and --held-out away")
         from covey.inference import trace
 
-        drawn = done.posterior.trace(clients or None, draws=draws, chains=chains, data=held if held_out else None)
+        if done.method.chains is not None:
+            drawn = done.chains.trace()
+        else:
+            drawn = done.posterior.trace(clients or None, draws=draws, chains=chains, data=held if held_out else None)
         table = trace.summarise(drawn, probability=probability)
         _print_summary(f"{done.name}: {done.method.name} after {done.round} rounds", table, probability)
         if out is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.core.cohort import Sampler
 from covey.core.metrics import Metric
@@ -50,6 +50,29 @@ class Aggregate(NamedTuple):
     count: Float[Array, ""]
 
 
+class Kept(NamedTuple):
+    """Draws that a server keeps in a ring, (places, chains, ...): the newest lies at place (number - 1) modulo the places.
+
+    number: how many there have been since the first round.
+    """
+
+    draws: PyTree
+    number: Int[Array, ""]
+
+
+class Chains(NamedTuple):
+    """A posterior of what all clients share, which the server's state walks through round by round.
+
+    kept: (server state) -> its newest draws.
+    describe: (one draw) -> the same as users know it.
+    predictive: (one draw, x) -> the predictive distribution of the outcomes of the rows x.
+    """
+
+    kept: Callable[[State], Kept]
+    describe: Callable[[PyTree], PyTree]
+    predictive: Callable[[PyTree, PyTree], PyTree]
+
+
 class Algorithm(NamedTuple):
     """A federated method.
 
@@ -64,7 +87,11 @@ class Algorithm(NamedTuple):
     predict: (key, down, client state, x) -> a predictive distribution.
     adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
     personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
-    draws: (key, down, client state, data, number) -> posterior draws; None for a method that has no posterior.
+    draws: (key, down, client state, data, number) -> posterior draws of a client's own; None for a method that has none.
+    chains: the posterior of what all clients share, for a method whose server samples it.
+    publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than the broadcast of a round.
+    check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the method.
+    explain: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
     mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
         (`privacy.Mechanism`); None for a method that protects no row.
     """
@@ -81,11 +108,22 @@ class Algorithm(NamedTuple):
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     personalise_at_evaluation: bool = False
     draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
+    chains: Chains | None = None
+    publish: Callable[[State], Message] | None = None
+    check: Callable[[np.ndarray, Sampler], None] | None = None
+    explain: Callable[[Message, Shard], str] | None = None
     mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
 
 
+def published(algorithm: Algorithm, state: State) -> Message:
+    """What clients evaluate and predict with."""
+    return (algorithm.publish or algorithm.broadcast)(state)
+
+
 def no_draws(algorithm: Algorithm) -> str:
-    """Why there are no posterior draws."""
+    """Why there are no posterior draws of clients."""
+    if algorithm.chains is not None:
+        return f"{algorithm.name} samples what all clients share and nothing of a client's own: see the run's chains"
     return f"{algorithm.name} has no posterior draws: it finds one estimate; see the run's state and predictions"
 
 

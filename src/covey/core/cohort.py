@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Real
 
-from covey.core.keys import Integer
+from covey.core.keys import Integer, without_replacement
 
 
 class Cohort(NamedTuple):
@@ -83,7 +83,7 @@ def uniform(size: int) -> Scheme:
         population = len(counts)
         _check_population("uniform", size, population)
         # Floyd's draw touches `size` numbers, a permutation touches all clients: a million of them would be sorted each round.
-        draw = _draw_by_floyd if size * size < 32 * population else _draw_by_permutation
+        draw = without_replacement if size * size < 32 * population else _draw_by_permutation
 
         def sample(key, t):
             return Cohort(draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size))
@@ -168,18 +168,6 @@ def given(weights: Real[np.ndarray, "plans clients"], *, rounds: int = 1) -> Sch
 
 def _draw_by_permutation(key: Key[Array, ""], population: int, size: int) -> Int[Array, " size"]:
     return jax.random.permutation(key, population)[:size]
-
-
-def _draw_by_floyd(key: Key[Array, ""], population: int, size: int) -> Int[Array, " size"]:
-    """Floyd's sampling (Bentley & Floyd 1987): for j = b-S .. b-1 draw r in 0..j; take r, or j where r is taken."""
-    last = jnp.arange(population - size, population)
-    draws = jax.random.randint(key, (size,), 0, last + 1)
-
-    def body(step, chosen):
-        taken = jnp.any(chosen == draws[step])
-        return chosen.at[step].set(jnp.where(taken, last[step], draws[step]))
-
-    return jax.lax.fori_loop(0, size, body, jnp.full(size, -1))
 
 
 def _check_size(name: str, size: int) -> None:

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 Integer: TypeAlias = int | Int[Array, ""]
@@ -43,3 +44,19 @@ def key_for(root: Key[Array, ""], stream: Stream, round_: Integer, client_id: In
     """The key of a stream in a round, for one client where `client_id` is given."""
     key = jax.random.fold_in(jax.random.fold_in(root, int(stream)), round_)
     return key if client_id is None else jax.random.fold_in(key, client_id)
+
+
+def without_replacement(key: Key[Array, ""], population: Integer, size: int) -> Int[Array, " size"]:
+    """`size` different numbers below `population`, every set as likely as any other; where there are fewer, 0 to size - 1.
+
+    Floyd's sampling (Bentley and Floyd 1987) touches `size` numbers, however many there are: for j = n - size .. n - 1 draw r in
+    0 .. j and take r, or j where r is taken.
+    """
+    last = jnp.maximum(population - size, 0) + jnp.arange(size)
+    draws = jax.random.randint(key, (size,), 0, last + 1)
+
+    def body(step, chosen):
+        taken = jnp.any(chosen == draws[step])
+        return chosen.at[step].set(jnp.where(taken, last[step], draws[step]))
+
+    return jax.lax.fori_loop(0, size, body, jnp.full(size, -1))

@@ -16,7 +16,7 @@ from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State
+from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
 from covey.core.faults import Faults, fate
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
@@ -52,7 +52,7 @@ class Loop:
     ):
         self.algorithm, self.data = algorithm, data
         self.channel = identity() if channel is None else channel
-        self.sampler = (cohorts.full() if cohort is None else cohort)(data.counts("train"))
+        self.sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
         self.faults = (Faults() if faults is None else faults).checked()
         self.root = root_key(seed)
         self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
@@ -84,8 +84,8 @@ class Loop:
         return state, lines
 
     def broadcast(self, state: LoopState) -> Message:
-        """What the server would send now."""
-        return self.algorithm.broadcast(state.server)
+        """What clients would evaluate and predict with now."""
+        return published(self.algorithm, state.server)
 
     def evaluate(self, state: LoopState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
@@ -136,7 +136,7 @@ class Loop:
         """Nothing to do: a snapshot holds everything."""
 
     def _round(self, state: LoopState) -> tuple[LoopState, Record]:
-        t, down = state.round, self.broadcast(state)
+        t, down = state.round, self.algorithm.broadcast(state.server)
         tally = rounds.empty_tally(self.shapes)
         number = dict.fromkeys(Counts._fields, 0)
         for message in self.delayed:  # from rounds that are over: refused, as the round in their header shows

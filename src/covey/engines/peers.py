@@ -100,9 +100,11 @@ class Peers:
             raise ValueError(
                 f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; use engine='simulate'"
             )
+        if algorithm.chains is not None:
+            raise ValueError(f"{algorithm.name} samples with a server and cannot run between peers; use engine='simulate'")
         self.algorithm, self.data = algorithm, data
         self.channel = identity() if channel is None else channel
-        sampler = (cohorts.full() if cohort is None else cohort)(data.counts("train"))
+        sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
         self.protocol = rounds.Protocol(algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked())
         self.root = root_key(seed)
         self.mixing = jnp.asarray(topology(data.clients), float)

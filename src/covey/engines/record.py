@@ -16,9 +16,15 @@ Whole: TypeAlias = int | Int[Array | np.ndarray, "*rounds"] | np.integer
 
 
 class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
-    """Every client of a round returned numbers that are not finite. `lines` are the metrics of the rounds before it."""
+    """Every client of a round returned numbers that are not finite.
 
-    lines: Sequence[Line] = ()
+    lines: the metrics of the rounds before it.
+    client_id: one of these clients.
+    """
+
+    def __init__(self, message: str, lines: Sequence[Line] = (), client_id: int = -1):
+        super().__init__(message)
+        self.lines, self.client_id = lines, client_id
 
 
 class Counts(NamedTuple):
@@ -62,7 +68,8 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
     if number["diverged"] and not number["clients"]:
         raise Diverged(
             f"round {round_}: all {number['diverged']} uploads had numbers that are not finite (client {number['diverged_id']} "
-            "among them); make the client's step size smaller, or check the scale of the features"
+            "among them); make the client's step size smaller, or check the scale of the features",
+            client_id=number["diverged_id"],
         )
     sent_up = sum(number[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
     line: Line = {

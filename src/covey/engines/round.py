@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from covey.core import faults as fate_of
 from covey.core import tree
 from covey.core.algorithm import Aggregate, Algorithm, Info, Message, State
-from covey.core.cohort import Sampler
+from covey.core.cohort import Sampler, Scheme, full
 from covey.core.faults import Faults, fate
 from covey.core.keys import Integer, Stream, key_for
 from covey.core.node import Channel, Node, first_node, node_round
@@ -83,6 +83,14 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
                 f"{algorithm.name} uploads {name} as {leaf.dtype}; uploads are summed with weights and must be floats"
             )
     return shapes
+
+
+def sampler_of(algorithm: Algorithm, cohort: Scheme | None, counts: np.ndarray) -> Sampler:
+    """Who takes part, among clients with so many rows each; everyone by default."""
+    sampler = (full() if cohort is None else cohort)(counts)
+    if algorithm.check is not None:
+        algorithm.check(counts, sampler)
+    return sampler
 
 
 def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
@@ -220,8 +228,11 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
 
 
 def grid(rows: int) -> int:
-    """The next of 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own, and little room to spare."""
-    power = 16
+    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own, and little room to spare.
+
+    One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much each.
+    """
+    power = 16 if rows > 1 else 1
     while power < rows:
         power *= 2
     return power * 3 // 4 if power > 64 and rows <= power * 3 // 4 else power

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import tree
-from covey.core.algorithm import Algorithm, Message, State
+from covey.core.algorithm import Algorithm, Message, State, published
 from covey.core.faults import Faults
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
@@ -72,7 +72,7 @@ class Simulation:
         self.protocol = rounds.Protocol(
             algorithm=algorithm,
             channel=identity() if channel is None else channel,
-            sampler=(cohorts.full() if cohort is None else cohort)(counts),
+            sampler=rounds.sampler_of(algorithm, cohort, counts),
             faults=(Faults() if faults is None else faults).checked(),
         )
         self.root = root_key(seed)
@@ -105,8 +105,8 @@ class Simulation:
         return state, lines
 
     def broadcast(self, state: EngineState) -> Message:
-        """What the server would send now."""
-        return self.protocol.algorithm.broadcast(state.server)
+        """What clients would evaluate and predict with now."""
+        return published(self.protocol.algorithm, state.server)
 
     def evaluate(self, state: EngineState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""

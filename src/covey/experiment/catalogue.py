@@ -7,6 +7,7 @@ import numpy as np
 
 from covey.algorithms.apfl import apfl
 from covey.algorithms.em import em
+from covey.algorithms.fald import fald
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
@@ -35,6 +36,7 @@ MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS, *
 METHODS: dict[str, Factory] = {
     "em": em,
     "apfl": apfl,
+    "fald": fald,
     "fedavg": fedavg,
     "fedavg_plus": fedavg_plus,
     "fedper": fedper,

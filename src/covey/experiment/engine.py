@@ -28,7 +28,7 @@ class Engine(Protocol):
         ...
 
     def broadcast(self, state: Position) -> Message:
-        """What the server would send now."""
+        """What clients would evaluate and predict with now."""
         ...
 
     def evaluate(self, state: Position, part: Part = ..., data: FederatedData | None = None) -> dict[str, Metric]:

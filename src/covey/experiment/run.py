@@ -31,12 +31,14 @@ from covey.engines.simulate import Simulation
 from covey.experiment import toml
 from covey.experiment.digest import data_digest
 from covey.experiment.directory import Record, RunDirectory
+from covey.experiment.draws import Draws
 from covey.experiment.engine import Engine, Position
 from covey.experiment.environment import versions
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
 from covey.experiment.progress import Display
 from covey.inference.posterior import Posterior
+from covey.inference.shared import SharedPosterior
 from covey.privacy.ledger import Budget, Ledger
 from covey.topology import Topology, complete
 
@@ -190,6 +192,10 @@ class Run:
         self._saved_at = perf_counter()
         self._block = 1
         self._told_of_diverged = False
+        self._draws: Draws | None = None
+        if method.chains is not None:
+            folder = None if directory is None else directory.path / "draws"
+            self._draws = Draws(method.chains.kept(state.server), folder)
 
     def __repr__(self) -> str:
         return f"Run({self.name}: {self.method.name}, {self.data.clients} clients, {self.round} rounds)"
@@ -242,8 +248,18 @@ class Run:
         """The clients' posterior at this round: draws, trace and summary. Only methods that draw have it."""
         if self.method.draws is None:
             raise AttributeError(no_draws(self.method))
-        origin = {"method": self.method.name, "round": self.round, "seed": self.seed, "covey_version": version("covey")}
-        return Posterior(self.data, partial(self._engine.draws, self._state), origin)
+        return Posterior(self.data, partial(self._engine.draws, self._state), self._origin)
+
+    @property
+    def chains(self) -> SharedPosterior:
+        """The posterior of what all clients share, from all draws so far. Only methods whose server samples have it."""
+        if self.method.chains is None or self._draws is None:
+            raise AttributeError(f"{self.method.name} does not sample what clients share, as fald does")
+        return SharedPosterior(self.method.chains, self._draws.all, self._origin)
+
+    @property
+    def _origin(self) -> dict[str, str | int]:
+        return {"method": self.method.name, "round": self.round, "seed": self.seed, "covey_version": version("covey")}
 
     def go_on(self, rounds: int) -> "Run":
         """Run `rounds` rounds more, as the run was started. Returns itself."""
@@ -295,8 +311,12 @@ class Run:
         except Diverged as error:  # what was good before it is kept, for the user to look at
             if self._directory is not None:
                 self._directory.append([_finite(line | self._revealed(line)) for line in error.lines])
-            raise
+            if self.method.explain is None:
+                raise
+            raise Diverged(f"{error}: {self._explained(error.client_id)}", error.lines, error.client_id) from error
         self._warn_of_diverged(lines)
+        if self.method.chains is not None and self._draws is not None:
+            self._draws.add(self.method.chains.kept(self._state.server))
         seconds = perf_counter() - start
         self._block = _next_length(self._block, seconds)
         records = [_finite(line | self._revealed(line) | {"seconds": seconds / len(lines)}) for line in lines]
@@ -321,15 +341,25 @@ class Run:
         if first is None or self._told_of_diverged:
             return
         self._told_of_diverged = True
-        name = self.data.name_of(self.data.position_of(int(first["diverged_id"])))
+        client = int(first["diverged_id"])
+        name = self.data.name_of(self.data.position_of(client))
+        why = "" if self.method.explain is None else f": {self._explained(client)}"
         warnings.warn(
             f"round {first['round']}: {first['diverged']} of the clients, {name!r} among them, have numbers that are not finite; "
-            "they are left out until they recover. Make the client's step size smaller, or use a preconditioned kernel",
+            f"they are left out until they recover. Make the client's step size smaller, or use a preconditioned kernel{why}",
             stacklevel=2,
         )
 
+    def _explained(self, client: int) -> str:
+        """What the method has to say of a client that diverged."""
+        position = self.data.position_of(client)
+        down = self.method.broadcast(self._state.server)
+        why = self.method.explain(down, self.data.shard(position, "train")) if self.method.explain is not None else ""
+        return f"client {self.data.name_of(position)!r}: {why}"
+
     def _next_stop(self, target: int) -> int:
-        stops = [target, self.round + self._block]
+        longest = self._block if self._draws is None else min(self._block, self._draws.places)  # before a draw is overwritten
+        stops = [target, self.round + longest]
         stops += [
             (self.round // every + 1) * every for every in (self._plan.evaluate_every, self._plan.checkpoint_every) if every
         ]
@@ -339,6 +369,8 @@ class Run:
         return every is not None and (self.round % every == 0 or self.round == target)
 
     def _checkpoint(self, directory: RunDirectory) -> None:
+        if self._draws is not None:
+            self._draws.save()
         spent = None if self.ledger is None else self.ledger.record(self.round)
         directory.save(self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)), spent)
         self._engine.checkpointed()

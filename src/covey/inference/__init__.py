@@ -8,6 +8,7 @@ from covey.inference.coverage import RankCheck, interval_coverage, mixture_inter
 from covey.inference.information import observed_information, shared_effects
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import Posterior
+from covey.inference.shared import SharedPosterior
 from covey.inference.smoothing import local_linear
 from covey.inference.start import spectral_start
 
@@ -15,6 +16,7 @@ __all__ = [
     "CalibrationErrors",
     "Posterior",
     "RankCheck",
+    "SharedPosterior",
     "auroc",
     "calibration_errors",
     "entropy",

@@ -16,8 +16,17 @@ from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
 from covey.models.matrix_completion import Factors, MatrixModel, matrix_completion
 from covey.models.measure import measure
-from covey.models.mixed import MixedModel, averaged, linear_map, mixed_linear, mixed_logistic, mixed_poisson, own_parameters
-from covey.models.model import Model, from_function
+from covey.models.mixed import (
+    MixedModel,
+    average_of,
+    averaged,
+    linear_map,
+    mixed_linear,
+    mixed_logistic,
+    mixed_poisson,
+    own_parameters,
+)
+from covey.models.model import Model, from_density, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
 from covey.models.poisson_mixture import PoissonMixture, poisson_mixture
 from covey.models.predictive import Categorical, Mixture, Normal, Poisson, Predictive, mixture_of
@@ -95,6 +104,7 @@ __all__ = [
     "Predictive",
     "RegressionMixture",
     "Repairs",
+    "average_of",
     "averaged",
     "character_lstm",
     "cifar_cnn",
@@ -104,6 +114,7 @@ __all__ = [
     "factor_analysis",
     "femnist_cnn",
     "fixed",
+    "from_density",
     "from_equinox",
     "from_function",
     "gaussian",

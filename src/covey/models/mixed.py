@@ -105,18 +105,25 @@ def own_parameters(phi: Coefficients, z: Float[Array, " effects"], slopes: Slope
 
 
 def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
-    """What draws of the effects predict together.
+    """What draws of the effects predict together; see `average_of`."""
+    return average_of(jax.vmap(predictive)(draws))
+
+
+def average_of(members: Predictive, weights: Float[Array, " members"] | None = None) -> Predictive:
+    """What predictives together say that are stacked on a leading axis; equal weights where none are given.
 
     Labels: the mixture itself. Numbers: the Gaussian with the mixture's mean and variance. Counts: the Poisson with its mean.
     """
-    members = jax.vmap(predictive)(draws)
     if isinstance(members, Categorical):
-        return Categorical.average(members.log_probability)
+        return Categorical.average(members.log_probability, weights)
     if isinstance(members, Normal):
-        variance = jnp.mean(members.scale**2, axis=0) + jnp.var(members.mean, axis=0)
-        return Normal(jnp.mean(members.mean, axis=0), jnp.sqrt(variance))
+        mean = jnp.average(members.mean, axis=0, weights=weights)
+        variance = jnp.average(members.scale**2 + (members.mean - mean) ** 2, axis=0, weights=weights)
+        return Normal(mean, jnp.sqrt(variance))
     if isinstance(members, Poisson):
-        return Poisson(jax.nn.logsumexp(members.log_rate, axis=0) - jnp.log(draws.shape[0]))
+        each = jnp.ones(members.log_rate.shape[0]) if weights is None else weights
+        by_row = each.reshape(-1, *(1,) * (members.log_rate.ndim - 1))
+        return Poisson(jax.nn.logsumexp(members.log_rate, axis=0, b=by_row) - jnp.log(jnp.sum(each)))
     raise ValueError(f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}")
 
 

@@ -55,6 +55,20 @@ def from_function(
     return checked(Model(name, init, log_likelihood, predictive))
 
 
+def from_density(log_density: Callable[[PyTree, PyTree], Float[Array, " rows"]], start: PyTree, name: str) -> Model:
+    """A model that predicts nothing: a log-density of parameters, one term a row, whatever a row is; and where to start.
+
+    For posteriors that are known in closed form or through a summary of each client's rows, say its mean and precision.
+    """
+
+    def predictive(params: PyTree, x: Shaped[Array, " rows *features"]) -> Predictive:
+        raise ValueError(f"{name} is a log-density of parameters and predicts nothing; use from_function() for a model that does")
+
+    return checked(
+        Model(name, lambda key, spec: jax.tree.map(lambda leaf: jnp.asarray(leaf, float), start), log_density, predictive)
+    )
+
+
 def checked(model: Model) -> Model:
     """The model with an `init` that raises a ValueError where the functions do not keep what `Model` promises."""
 
