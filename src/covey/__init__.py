@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from covey import inference as inference
     from covey import kernels as kernels
     from covey import models as models
+    from covey import privacy as privacy
     from covey import topology as topology
     from covey.algorithms.apfl import apfl as apfl
     from covey.algorithms.clustered import clustered as clustered
@@ -50,6 +51,7 @@ _PLACES = {
     "inference": "covey.inference",
     "kernels": "covey.kernels",
     "models": "covey.models",
+    "privacy": "covey.privacy",
     "topology": "covey.topology",
     "em": "covey.algorithms.em:em",
     "apfl": "covey.algorithms.apfl:apfl",

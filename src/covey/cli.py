@@ -31,6 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_is_help=True)
+app.add_typer(privacy_app, name="privacy")
 _console = Console()
 _errors = Console(stderr=True)
 
@@ -55,6 +57,28 @@ class ScaleChoice(StrEnum):
 
     quick = "quick"
     full = "full"
+
+
+class SchemeChoice(StrEnum):
+    """How S clients of a round are drawn."""
+
+    uniform = "uniform"
+    weighted = "weighted"
+
+
+class SamplingChoice(StrEnum):
+    """How a minibatch is drawn."""
+
+    fixed = "fixed"
+    poisson = "poisson"
+
+
+class AccountantChoice(StrEnum):
+    """Who keeps a privacy budget."""
+
+    rdp = "rdp"
+    theorem = "theorem"
+    pld = "pld"
 
 
 def main() -> None:
@@ -108,6 +132,9 @@ def run_command(
             _print_evaluation("clients", done.evaluate(part=part))
         if parts.unseen is not None:
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
+        if done.ledger is not None:
+            spent = ", ".join(f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items())
+            _console.print(Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"), soft_wrap=True)
         page.write(done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8"))
         _console.print(Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True)
 
@@ -201,6 +228,59 @@ def demo_command(
         from covey.report.demo import main as demo
 
         demo(out)
+
+
+@privacy_app.command("plan")
+def plan_command(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget: how much may be revealed of one row.")],
+    delta: Annotated[float, typer.Option("--delta", help="The chance that more is; far below one over the number of rows.")],
+    clients: Annotated[int, typer.Option("--clients", help="N, all clients.")],
+    rows: Annotated[int, typer.Option("--rows", help="Training rows of the smallest client.")],
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows of a minibatch; all by default.")] = None,
+    local_steps: Annotated[int, typer.Option("--local-steps", help="K, steps of a client in a round.")] = 10,
+    chains: Annotated[int, typer.Option("--chains", help="Chains side by side; each costs as much as one.")] = 1,
+    temperature: Annotated[float, typer.Option("--temperature", help="tau.")] = 1.0,
+    clip: Annotated[float, typer.Option("--clip", help="The largest norm of one row's gradient.")] = 1.0,
+    correlations: Annotated[list[float] | None, typer.Option("--correlation", help="rho; may be repeated.")] = None,
+    cohort_sizes: Annotated[list[int] | None, typer.Option("--cohort-size", help="S; may be repeated.")] = None,
+    rounds: Annotated[list[int] | None, typer.Option("--rounds", help="Rounds in all; may be repeated.")] = None,
+    scheme: Annotated[SchemeChoice, typer.Option("--scheme", help="How S clients are drawn.")] = SchemeChoice.uniform,
+    sampling: Annotated[SamplingChoice, typer.Option("--sampling", help="How minibatches are drawn.")] = SamplingChoice.fixed,
+    kept_by: Annotated[AccountantChoice, typer.Option("--kept-by", help="The accountant of the budget.")] = AccountantChoice.rdp,
+) -> None:
+    """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and rounds."""
+    with _mistakes_in_one_line():
+        from covey.privacy.planning import plan
+
+        proposals = plan(
+            epsilon=epsilon,
+            delta=delta,
+            clients=clients,
+            rows=rows,
+            batch_size=batch_size,
+            local_steps=local_steps,
+            chains=chains,
+            temperature=temperature,
+            clip=clip,
+            correlations=correlations or None,
+            cohort_sizes=cohort_sizes or None,
+            rounds=rounds or None,
+            scheme=scheme.value,
+            sampling=sampling.value,
+            kept_by=kept_by.value,
+        )
+        table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, kept by {kept_by.value}", title_justify="left")
+        for name in ("S of N", "rounds", "rho", "largest step_size", "rdp", "theorem", "pld"):
+            table.add_column(name, justify="right")
+        for one in proposals:
+            spent = [_number(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
+            size = f"{one.cohort_size} of {clients}"
+            table.add_row(size, str(one.rounds), f"{one.correlation:g}", _number(one.step_size), *spent)
+        _console.print(table)
+        _console.print(
+            Text("An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."),
+            soft_wrap=True,
+        )
 
 
 @contextmanager

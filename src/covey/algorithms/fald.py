@@ -21,6 +21,10 @@ few and its variance is up to N / S times too large: a bias that no short step m
 K = 1, rho = 0 and everyone is SGLD. No step is rejected: what the chains sample differs from pi by O(eta), and by how far clients
 with different data move apart in K steps. A chain diverges from eta = 2 / lambda on, lambda the largest curvature of any f^c.
 
+With `clip` the gradient of each row is scaled down to a norm of at most C before rows are added, which bounds what one row does
+to an upload; the noise of the clients' own then hides it (theorem G.3, `covey.privacy`). That biases what is sampled where rows
+have larger gradients.
+
 The states after each `thinning` rounds past `burn_in` are the draws. Several independent chains walk side by side, on the last
 axis of all arrays: with few parameters and many chains that is where vector instructions find work.
 
@@ -28,8 +32,10 @@ Example:
     method = covey.fald(covey.models.logistic(), step_size=1e-3, local_steps=10, prior=2.0, chains=4, burn_in=200)
 """
 
+import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -42,10 +48,12 @@ from covey.algorithms.fedavg import Info, Up
 from covey.core import tree
 from covey.core.algorithm import Algorithm, Chains, Empty, Kept, Local, no_state
 from covey.core.cohort import Sampler
-from covey.core.shard import Batch, all_rows, some_rows
+from covey.core.shard import Batch, all_rows, poisson_rows, some_rows
 from covey.models.measure import measure
 from covey.models.mixed import average_of
 from covey.models.model import Model
+from covey.privacy.clipping import clipped_sum
+from covey.privacy.mechanism import Mechanism, Sampling, participation
 
 _TOGETHER = 32  # draws that predict side by side
 _POWER_STEPS = 30
@@ -101,6 +109,8 @@ def fald(
     burn_in: int = 0,
     thinning: int = 1,
     keep: int = 100,
+    clip: float | None = None,
+    sampling: Sampling = "fixed",
 ) -> Algorithm:
     """FA-LD: chains that sample the posterior of all rows, by Langevin steps at clients and averages at the server.
 
@@ -119,9 +129,15 @@ def fald(
         burn_in: rounds before the first draw.
         thinning: rounds from draw to draw.
         keep: the newest draws of each chain that the server keeps, and that predictions are averaged over. A run collects all.
+        clip: the largest norm of one row's gradient. It makes rows private, to the extent that `run(privacy=...)` accounts for;
+            the loss of training rows, which is not private, is then not reported. None clips nothing.
+        sampling: "fixed" draws minibatches of `batch_size` rows; "poisson" each row by itself, of which more is known to be
+            private, at the cost of looking at all rows.
     """
     _check_options(
-        {"step_size": step_size, "temperature": temperature} | ({"prior": prior} if isinstance(prior, int | float) else {}),
+        {"step_size": step_size, "temperature": temperature}
+        | ({"prior": prior} if isinstance(prior, int | float) else {})
+        | ({} if clip is None else {"clip": clip}),
         {"decay": decay, "jitter": jitter},
         {"local_steps": (local_steps, 1), "chains": (chains, 1), "burn_in": (burn_in, 0), "thinning": (thinning, 1)}
         | {"keep": (keep, 1)}
@@ -133,10 +149,11 @@ def fald(
         raise ValueError(f"fald: {model.name} has a prior of its own; leave prior= out")
     log_prior = _log_prior(model, prior)
 
-    def energy_gradient(theta, batch, examples):
-        """(n / m) sum over the batch of grad l, plus grad U."""
-        scale = examples / jnp.maximum(jnp.sum(batch.mask), 1)
-        slope = batch_gradient(model, theta, batch)
+    sum_of_gradients = partial(batch_gradient, model) if clip is None else clipped_sum(model.log_likelihood, clip=clip)
+
+    def energy_gradient(theta, batch, scale):
+        """(n / m) sum over the batch of grad l, plus grad U; scale is n / m."""
+        slope = sum_of_gradients(theta, batch)
         shrink = jax.grad(log_prior)(theta) if log_prior is not None else jax.tree.map(jnp.zeros_like, theta)
         return jax.tree.map(lambda s, p: scale * s - p, slope, shrink)
 
@@ -163,15 +180,18 @@ def fald(
         shared = jax.random.wrap_key_data(down.shared_key, impl="threefry2x32")
         # Random numbers are most of the cost of a step with few parameters: none are drawn that count for nothing.
         noises = [(correlation, shared)] * (correlation > 0) + [(own_scale, own)] * (correlation < 1)
+        rows = data.count if batch_size is None else jnp.minimum(batch_size, data.count)
+        scale = down.examples / jnp.maximum(rows, 1)
         every = all_rows(data) if batch_size is None or batch_size >= data.capacity else None
+        draw = some_rows if sampling == "fixed" else poisson_rows
 
         def batch_of(key):
-            return some_rows(key, data, batch_size) if every is None else every
+            return draw(key, data, batch_size) if every is None else every
 
         def step(number, theta, noise):
             eta = step_size / (1 + decay * (down.round * local_steps + number).astype(float))
             keys = jax.random.split(jax.random.fold_in(choose, number), chains)
-            slope = each_chain(lambda key, one: energy_gradient(one, batch_of(key), down.examples), keys, theta)
+            slope = each_chain(lambda key, one: energy_gradient(one, batch_of(key), scale), keys, theta)
             moved = jax.tree.map(lambda at, s: at - eta * s, theta, slope)
             spread = jnp.sqrt(2 * eta * temperature)
             return jax.tree.map(lambda at, xi: at + spread.astype(at.dtype) * xi, moved, noise)
@@ -193,6 +213,8 @@ def fald(
         together = _steps_together(local_steps, tree.size(down.theta))
         beta = jax.lax.fori_loop(0, local_steps // together, some_steps, down.theta)
         delta = jax.tree.map(lambda new, old: share * (new - old), beta, down.theta)
+        if clip is not None:  # a loss of rows would show of them what noise has hidden
+            return Local(Up(delta, share), Empty(), Empty())
         first = jax.tree.map(lambda leaf: leaf[..., 0], down.theta)
         loss = batch_loss(model, first, batch_of(choose))
         return Local(Up(delta, share), Empty(), Info(loss, jnp.asarray(local_steps)))
@@ -219,10 +241,27 @@ def fald(
 
     def explain(down, data):
         first = jax.tree.map(lambda leaf: leaf[..., 0], down.theta)
-        curvature = largest_curvature(lambda one: energy_gradient(one, all_rows(data), down.examples), first)
+        curvature = largest_curvature(lambda one: energy_gradient(one, all_rows(data), down.examples / data.count), first)
         if not np.isfinite(curvature) or curvature <= 0:
             return f"step_size is {step_size:g}; try a tenth of it"
         return f"its largest stable step there is about {2 / curvature:.2g}, and step_size is {step_size:g}"
+
+    def mechanism(counts, sampler):
+        scheme, size = participation(sampler)
+        rows = counts[counts > 0]
+        return Mechanism(
+            step_size=step_size,
+            temperature=temperature,
+            correlation=correlation,
+            clip=clip or math.inf,
+            local_steps=local_steps,
+            rows=tuple(rows.tolist()),
+            batch_size=batch_size,
+            scheme=scheme,
+            cohort_size=min(size, len(rows)) if scheme == "uniform" and size is not None else size,
+            sampling=sampling,
+            chains=chains,
+        )
 
     def kept(state):
         return Kept(jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 1), state.ring), state.drawn)
@@ -242,6 +281,7 @@ def fald(
         publish=publish,
         check=_check_cohort,
         explain=explain,
+        mechanism=None if clip is None else mechanism,
     )
 
 

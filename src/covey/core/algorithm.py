@@ -92,6 +92,8 @@ class Algorithm(NamedTuple):
     publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than the broadcast of a round.
     check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the method.
     explain: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
+    mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
+        (`privacy.Mechanism`); None for a method that protects no row.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Algorithm(NamedTuple):
     publish: Callable[[State], Message] | None = None
     check: Callable[[np.ndarray, Sampler], None] | None = None
     explain: Callable[[Message, Shard], str] | None = None
+    mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
 
 
 def published(algorithm: Algorithm, state: State) -> Message:

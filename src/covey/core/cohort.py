@@ -28,11 +28,13 @@ class Sampler(NamedTuple):
     """slots: the most clients that a cohort can have. sample: (key, t) -> Cohort.
 
     alike: some clients are drawn, each as likely as any other, whatever its number of rows.
+    drawn: how many are drawn anew for each round; None for everyone, and for cohorts that are not draws of a given number.
     """
 
     slots: int
     sample: Callable[[Key[Array, ""], Integer], Cohort]
     alike: bool = False
+    drawn: int | None = None
 
 
 Scheme: TypeAlias = Callable[[np.ndarray], Sampler]
@@ -86,7 +88,7 @@ def uniform(size: int) -> Scheme:
         def sample(key, t):
             return Cohort(draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size))
 
-        return Sampler(size, sample, alike=size < population)
+        return Sampler(size, sample, alike=size < population, drawn=size if size < population else None)
 
     return scheme
 
@@ -108,7 +110,7 @@ def weighted(size: int) -> Scheme:
             index = jnp.where(mask, index, 0)
             return Cohort(index, mask, jnp.where(mask, times / (size * chance[index]), 0.0))
 
-        return Sampler(slots, sample)
+        return Sampler(slots, sample, drawn=size)
 
     return scheme
 
@@ -133,7 +135,7 @@ def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
             mask = cohort.mask & on[t % on.shape[0]][cohort.index]
             return Cohort(cohort.index, mask, jnp.where(mask, cohort.weight, 0.0))
 
-        return Sampler(sampler.slots, sample, sampler.alike)
+        return Sampler(sampler.slots, sample, sampler.alike, sampler.drawn)
 
     return scheme
 

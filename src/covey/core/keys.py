@@ -4,11 +4,13 @@ A key is a function of (run seed, stream, round, client id) and of nothing else.
 batch and never stored in state, so a round gives the same numbers on every engine, for every chunk size, and after a resume.
 """
 
+import secrets
 from enum import IntEnum
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, Key
 
 Integer: TypeAlias = int | Int[Array, ""]
@@ -38,6 +40,16 @@ def root_key(seed: int) -> Key[Array, ""]:
             "how clients are grouped; leave it on"
         )
     return jax.random.key(seed, impl="threefry2x32")
+
+
+def secret_key() -> Key[Array, ""]:
+    """A key from this machine's entropy, which nobody who knows the run's seed can derive.
+
+    For what a deployed client must keep to itself: noise whose key the server knows, the server can subtract. It is drawn anew
+    at each start and never stored: with a stored one, two different broadcasts of the same round would be answered with the same
+    noise, and their difference without any.
+    """
+    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)), impl="threefry2x32")
 
 
 def key_for(root: Key[Array, ""], stream: Stream, round_: Integer, client_id: Integer | None = None) -> Key[Array, ""]:

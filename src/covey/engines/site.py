@@ -86,10 +86,18 @@ class Programs:
 
 
 class Site:
-    """One client. `like` gives the shapes of the broadcasts it may be sent."""
+    """One client. `like` gives the shapes of the broadcasts it may be sent.
 
-    def __init__(self, programs: Programs, client_id: int, data: dict[str, Shard], like: Message):
+    secret: where the random numbers of its uploads come from: minibatches, noise, rounding. A deployed site makes one of its own
+        (`core.keys.secret_key`) and tells nobody: privacy rests on it. None takes the run's root, which the server knows; then a
+        run can be repeated, and is simulated.
+    """
+
+    def __init__(
+        self, programs: Programs, client_id: int, data: dict[str, Shard], like: Message, secret: Key[Array, ""] | None = None
+    ):
         self.programs, self.client_id, self.data, self.like = programs, client_id, data, like
+        self._root = programs.root if secret is None else secret
         self.node: Node | None = None
         self.pending: Pending | None = None
 
@@ -138,8 +146,8 @@ class Site:
         programs, data = self.programs, self.data["train"]
         node = self.node
         if node is None:
-            node = programs.first_node(programs.root, self.client_id, down, data)
-        answer, node = programs.node_round(programs.root, t, self.client_id, down, node, data)
+            node = programs.first_node(self._root, self.client_id, down, data)
+        answer, node = programs.node_round(self._root, t, self.client_id, down, node, data)
         reply = seal(Header(self.client_id, t), answer)
         self.pending = Pending(t, node, reply)
         return reply

@@ -8,6 +8,7 @@ import json
 import struct
 import warnings
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,11 +20,15 @@ _KEPT = 2
 
 
 class Header(NamedTuple):
-    """What a checkpoint is of: after which round, of which method, under which configuration (its digest)."""
+    """What a checkpoint is of: after which round, of which method, under which configuration (its digest).
+
+    privacy: what a ledger has counted up to here; None without one.
+    """
 
     round: int
     method: str
     digest: str
+    privacy: Mapping[str, float] | None = None
 
 
 class Checkpoint(NamedTuple):

@@ -1,9 +1,9 @@
 """A run from a TOML file.
 
-Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`, `[faults]` and, for peers without a
-server, `[topology]`. All but `[run]` and `[faults]` have a `name` (see `catalogue`); their other keys are the options of the
-factory of that name. `[channel]` also takes `part`, the parts of the upload that the channel is for, by name. Everything is
-checked before anything is loaded, and all mistakes are reported at once.
+Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`, `[faults]`, `[privacy]` (a budget)
+and, for peers without a server, `[topology]`. All but `[run]`, `[faults]` and `[privacy]` have a `name` (see `catalogue`); their
+other keys are the options of the factory of that name. `[channel]` also takes `part`, the parts of the upload that it is for, by
+name. Everything is checked before anything is loaded, and all mistakes are reported at once.
 """
 
 import inspect
@@ -23,6 +23,7 @@ from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS,
 from covey.experiment.directory import RunDirectory
 from covey.experiment.options import Factory, Option, check, options_of, unknown
 from covey.experiment.run import Run, run
+from covey.privacy.ledger import Budget
 from covey.topology import Topology
 
 _CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what it can name, and the name if there is no table
@@ -34,7 +35,7 @@ _CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what 
     "topology": (TOPOLOGIES, "complete"),
 }
 _RECORD = "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
-_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "topology", "out", "resume", "progress", "settings")
+_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "topology", "privacy", "out", "resume", "progress", "settings")
 
 
 class ConfigurationError(ValueError):
@@ -64,6 +65,7 @@ class Parts(NamedTuple):
     channel: Channel
     faults: Faults
     topology: Topology | None
+    privacy: Budget | None
 
 
 def prepare(
@@ -124,7 +126,7 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
 
 def checked(tables: Mapping[str, toml.Value]) -> Configuration:
     """Check the tables of a configuration against the factories they name."""
-    known = (*_CHOICES, "faults", "run")
+    known = (*_CHOICES, "faults", "privacy", "run")
     errors = [unknown(f"[{name}]", name, known, "table") for name in tables if name not in (*known, _RECORD)]
     errors += [f"{name}: a table is needed, got {table!r}" for name, table in tables.items() if not isinstance(table, Mapping)]
     given = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
@@ -132,7 +134,7 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
     if "topology" in given and not without_server:
         errors.append('topology: is for peers without a server; set run.engine = "peers", or leave it out')
 
-    factories: dict[str, Factory] = {"faults": Faults, "run": run}
+    factories: dict[str, Factory] = {"faults": Faults, "run": run} | ({"privacy": Budget} if "privacy" in given else {})
     for place, (named, default) in _CHOICES.items():
         if place in tables and place not in given:
             continue  # not a table, as was said above
@@ -180,6 +182,7 @@ def build(configuration: Configuration) -> Parts:
         channel=_channel(factories["channel"], **options["channel"]),
         faults=Faults(**options["faults"]).checked(),
         topology=factories["topology"](**options["topology"]) if "topology" in factories else None,
+        privacy=Budget(**options["privacy"]) if "privacy" in factories else None,
     )
 
 
@@ -192,6 +195,7 @@ def execute(configuration: Configuration, parts: Parts, *, out: Path | None, res
         channel=parts.channel,
         faults=parts.faults,
         topology=parts.topology,
+        privacy=parts.privacy,
         out=out,
         resume=resume,
         progress=progress,

@@ -103,13 +103,13 @@ class RunDirectory:
         """The round of the newest checkpoint; 0 without one."""
         return max(checkpoint.rounds(self._checkpoints), default=0)
 
-    def save(self, number: int, method: str, body: bytes) -> None:
-        """Write the checkpoint of a round, once the metrics up to it are on disk.
+    def save(self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None) -> None:
+        """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to it are on disk.
 
         Raises:
             OSError: e.g. on a full disk; the checkpoints before are as they were.
         """
-        header = checkpoint.Header(number, method, self._digest)
+        header = checkpoint.Header(number, method, self._digest, privacy)
         try:
             with durable.explained(self._metrics), self._metrics.open("ab") as file:
                 durable.sync(file)

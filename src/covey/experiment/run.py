@@ -19,7 +19,7 @@ from jaxtyping import PyTree
 
 from covey.core import wire
 from covey.core.algorithm import Algorithm, State, no_draws
-from covey.core.cohort import Scheme
+from covey.core.cohort import Scheme, full
 from covey.core.faults import Faults
 from covey.core.node import Channel
 from covey.data.federated import FederatedData, Part
@@ -39,6 +39,7 @@ from covey.experiment.interrupt import StopRequest
 from covey.experiment.progress import Display
 from covey.inference.posterior import Posterior
 from covey.inference.shared import SharedPosterior
+from covey.privacy.ledger import Budget, Ledger
 from covey.topology import Topology, complete
 
 _BLOCK_SECONDS = 0.5
@@ -67,6 +68,7 @@ def run(
     topology: Topology | None = None,
     chunk: int | Literal["auto"] = "auto",
     storage: Storage = "auto",
+    privacy: Budget | None = None,
     evaluate_every: int | None = None,
     part: Part = "validation",
     out: str | Path | None = None,
@@ -91,6 +93,9 @@ def run(
         chunk: clients side by side in "simulate".
         storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or very many. With rows on the
             host and a run directory, what clients keep between rounds lies there too, memory-mapped.
+        privacy: what may be revealed of a row, and who counts; for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
+            What has been revealed is in the metrics of every round, and more rounds than the budget permits are refused. Only
+            uploads are counted: an evaluation shows what it shows.
         evaluate_every: evaluate after each such number of rounds, and after the last; None: only when asked.
         part: the rows to evaluate on.
         out: the run directory; None keeps nothing on disk.
@@ -101,6 +106,7 @@ def run(
         settings: what `config.toml` records, and a resumed run is compared with; by default the arguments that have a name.
 
     Raises:
+        BudgetSpentError: so many rounds would reveal more than the budget permits; none is run.
         KeyboardInterrupt: after Ctrl-C, once the round is finished and the checkpoint is written.
     """
     for key, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
@@ -114,6 +120,9 @@ def run(
         raise ValueError(f"a topology is for engine='peers'; {engine!r} has a server")
     if evaluate_every is not None:
         need_rows(data, part)
+    ledger = None if privacy is None else _ledger(method, data, cohort, privacy)
+    if ledger is not None:
+        ledger.check(rounds, done=RunDirectory(Path(out)).newest_round() if resume and out is not None else 0)
     built: Engine
     if engine == "simulate":
         place = chosen(data, storage)
@@ -135,7 +144,7 @@ def run(
         built = Peers(method, data, topology=graph, seed=seed, cohort=cohort, channel=channel, faults=faults)
     plan = Plan(evaluate_every, part, checkpoint_every, progress)
     if out is None:
-        result = Run(name or method.name, built, method, data, plan, seed, built.start(), [])
+        result = Run(name or method.name, built, method, data, plan, seed, built.start(), [], ledger=ledger)
         result._advance_to(rounds)
         return result
     directory = RunDirectory(Path(out))
@@ -143,15 +152,19 @@ def run(
     optional = {"name": name, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
     tables: dict[str, Mapping[str, toml.Value]]
     tables = {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()} if settings is None else dict(settings)
+    if privacy is not None:
+        tables["privacy"] = privacy.table()
     tables["run"] = named | {key: value for key, value in optional.items() if value is not None}
     tables["environment"] = versions() | {"data_digest": data_digest(data)}
     with directory.held():
         found = directory.resume(tables) if resume else directory.begin(tables)
         if found is not None and found.header.round > rounds:
             raise ValueError(f"{out} is already at round {found.header.round}, past rounds={rounds}")
+        if found is not None and ledger is not None:
+            ledger.compare(found.header.privacy or {}, found.header.round)
         records = directory.cut_metrics(found.header.round if found else 0)
         state = built.restore(wire.unpack(found.body, built.snapshot_like())) if found else built.start()
-        result = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory)
+        result = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory, ledger)
         result._advance_to(rounds)
     return result
 
@@ -170,8 +183,9 @@ class Run:
         state: Position,
         records: list[Record],
         directory: RunDirectory | None = None,
+        ledger: Ledger | None = None,
     ):
-        self.name, self.method, self.data, self.seed = name, method, data, seed
+        self.name, self.method, self.data, self.seed, self.ledger = name, method, data, seed, ledger
         self._engine, self._plan, self._directory = engine, plan, directory
         self._state, self._records = state, records
         self._last: Evaluation | None = None
@@ -252,6 +266,8 @@ class Run:
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         target = self.round + rounds
+        if self.ledger is not None:
+            self.ledger.check(target, done=self.round)
         if self._directory is None:
             self._advance_to(target)
             return self
@@ -294,7 +310,7 @@ class Run:
             self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
         except Diverged as error:  # what was good before it is kept, for the user to look at
             if self._directory is not None:
-                self._directory.append([_finite(line) for line in error.lines])
+                self._directory.append([_finite(line | self._revealed(line)) for line in error.lines])
             if self.method.explain is None:
                 raise
             raise Diverged(f"{error}: {self._explained(error.client_id)}", error.lines, error.client_id) from error
@@ -303,7 +319,7 @@ class Run:
             self._draws.add(self.method.chains.kept(self._state.server))
         seconds = perf_counter() - start
         self._block = _next_length(self._block, seconds)
-        records = [_finite(line | {"seconds": seconds / len(lines)}) for line in lines]
+        records = [_finite(line | self._revealed(line) | {"seconds": seconds / len(lines)}) for line in lines]
         if self._is_due(self._plan.evaluate_every, target):
             self._last = self.evaluate(part=self._plan.part)
             records[-1] |= _finite({f"{self._plan.part}_{key}": value for key, value in self._last.pooled.items()})
@@ -314,6 +330,10 @@ class Run:
             if late or self._is_due(self._plan.checkpoint_every, target):
                 self._checkpoint(self._directory)
         return records
+
+    def _revealed(self, line: Line) -> Line:
+        """What the rounds up to this line's have revealed, by every accountant."""
+        return {} if self.ledger is None else {**self.ledger.metrics(int(line["round"]))}
 
     def _warn_of_diverged(self, lines: Sequence[Line]) -> None:
         """Once a run: some clients cannot go on, and the others do not wait for them."""
@@ -351,7 +371,8 @@ class Run:
     def _checkpoint(self, directory: RunDirectory) -> None:
         if self._draws is not None:
             self._draws.save()
-        directory.save(self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)))
+        spent = None if self.ledger is None else self.ledger.record(self.round)
+        directory.save(self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)), spent)
         self._engine.checkpointed()
         self._saved_at = perf_counter()
 
@@ -368,6 +389,17 @@ class Run:
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
+
+
+def _ledger(method: Algorithm, data: FederatedData, cohort: Scheme | None, budget: Budget) -> Ledger:
+    """What this method reveals on these data, with these cohorts."""
+    if method.mechanism is None:
+        raise ValueError(
+            f"{method.name} protects no row, so that there is nothing to account for; leave privacy out, or use a method that "
+            "clips gradients and adds noise, e.g. fald with clip"
+        )
+    counts = data.counts("train")
+    return Ledger(method.mechanism(counts, (full() if cohort is None else cohort)(counts)), budget)
 
 
 def _next_length(block: int, seconds: float) -> int:

@@ -1,0 +1,181 @@
+"""FA-LD's noise as it is drawn, against what its mechanism says of it; an attack; and keys that only a site has."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import linear_gaussian
+
+from covey import models
+from covey.algorithms.fald import Down, fald
+from covey.channel.identity import identity
+from covey.core import cohort
+from covey.core.keys import root_key, secret_key
+from covey.core.shard import Rows, Shard, Spec, poisson_rows, whole
+from covey.engines.round import shapes_of
+from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, seal
+from covey.privacy import Mechanism, rdp
+
+DELTA, REPLICAS = 1e-3, 6000
+COUNTS = np.array([50, 150])  # the client that is attacked has p_c = 1/4
+ROUND: dict = {"step_size": 0.03, "local_steps": 1, "temperature": 0.5, "correlation": 0.6, "chains": 1, "keep": 1, "clip": 0.8}
+SPEC = Spec(Rows(jax.ShapeDtypeStruct((1,), np.float32), jax.ShapeDtypeStruct((), np.float32)), None, 2, 200)
+
+
+def neighbours() -> tuple[Shard, Shard]:
+    """Two data sets of a client that differ in one row, as far as two rows can: at theta = 0 no other has a gradient."""
+    x, y = np.zeros((50, 1), np.float32), np.zeros(50, np.float32)
+    x[0], y[0] = 1.0, 30.0
+    return whole(Rows(x, y)), whole(Rows(x, -y))
+
+
+@cache
+def uploads(**changes: float) -> tuple[np.ndarray, np.ndarray]:
+    """What the client uploads of either data set, many times over, along the direction in which the row pulls."""
+    method = fald(models.linear(), **(ROUND | changes))
+    theta = jax.tree.map(lambda leaf: leaf[..., None], models.linear().init(jax.random.key(0), SPEC))
+    down = Down(theta, jax.random.key_data(jax.random.key(5, impl="threefry2x32")), jnp.int32(0), jnp.asarray(200.0))
+    keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), REPLICAS)
+    program = jax.jit(jax.vmap(lambda key, data: method.client(key, down, (), data).up.delta, in_axes=(0, None)))
+    here, there = (program(keys, data) for data in neighbours())
+    return along(here), along(there)
+
+
+def along(up) -> np.ndarray:
+    return np.asarray((up.weight[:, 0, 0] + up.bias[:, 0]) / math.sqrt(2), float)
+
+
+def mechanism():
+    """What the method says of itself, for clients that are all as large as the one attacked."""
+    described = fald(models.linear(), **ROUND).mechanism
+    assert described is not None
+    return replace(described(COUNTS, cohort.full()(COUNTS)), rows=(50,) * 4)
+
+
+def test_uploads_differ_by_the_sensitivity_over_the_noise_that_the_mechanism_says():
+    here, there = uploads()
+    noise = np.sqrt((here.var() + there.var()) / 2)
+    expected = 1 / float(mechanism().noises[0])
+    error = np.sqrt(2 / REPLICAS) * np.sqrt(1 + expected**2 / 8)  # of a difference of means over a deviation
+    assert abs((here.mean() - there.mean()) / noise - expected) < 4 * error
+    assert expected > 25 * error
+
+
+def advantage(here: np.ndarray, there: np.ndarray) -> float:
+    """Of the best threshold: how much more often it says "here" of uploads from here than of those from there."""
+    at = np.sort(np.concatenate([here, there]))
+    return float(np.max(np.abs(np.searchsorted(np.sort(here), at) - np.searchsorted(np.sort(there), at))) / len(here))
+
+
+def permitted() -> float:
+    """(epsilon, delta) permits an advantage of (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), whatever the attacker does."""
+    epsilon = rdp(mechanism(), rounds=1, delta=DELTA)
+    return (math.exp(epsilon) - 1 + 2 * DELTA) / (math.exp(epsilon) + 1)
+
+
+CHANCE = 2 / math.sqrt(REPLICAS)  # a two-sample Kolmogorov-Smirnov distance that comes about once in a thousand times
+
+
+def test_an_attack_gains_no_more_than_is_permitted():
+    assert 0.1 < permitted() < 0.9
+    assert advantage(*uploads()) < permitted() + CHANCE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 1e-12},
+        pytest.param({"correlation": 1.0}, marks=pytest.mark.slow),
+        pytest.param({"clip": 1e6}, marks=pytest.mark.slow),
+    ],
+    ids=["no noise", "shared noise only", "no clipping"],
+)
+def test_without_noise_of_its_own_or_clipping_the_reported_guarantee_is_broken(change):
+    assert advantage(*uploads(**change)) > 0.99 > permitted() + CHANCE
+
+
+PROBLEM = linear_gaussian(sizes=(20, 40, 30))
+COMMON: dict = {"step_size": 1e-5, "local_steps": 2, "batch_size": 8, "chains": 2, "keep": 1}
+
+
+def upload(method, keys, client: int = 1):
+    """What a client uploads at the start, for each of some keys, and what it reports."""
+    data, spec = PROBLEM.data.shard(client, "train"), PROBLEM.data.spec
+    down = method.broadcast(method.init(jax.random.key(0, impl="threefry2x32"), spec))
+    return jax.jit(jax.vmap(lambda key: method.client(key, down, (), data)))(keys)
+
+
+@pytest.mark.slow
+def test_a_large_clip_changes_nothing():
+    keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 2)
+    plain, clipped = (upload(fald(models.linear(), clip=clip, **COMMON), keys) for clip in (None, 1e6))
+    for ours, theirs in zip(jax.tree.leaves(plain.up), jax.tree.leaves(clipped.up), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_what_a_method_says_of_itself():
+    """A private one describes its rounds and is silent on the loss of training rows."""
+    counts = PROBLEM.data.counts("train")
+    plain, private = (fald(models.linear(), clip=clip, **COMMON) for clip in (None, 1.5))
+    assert plain.mechanism is None
+    assert private.mechanism is not None
+    what = private.mechanism(counts, cohort.weighted(2)(counts))
+    assert what == Mechanism(
+        step_size=1e-5,
+        temperature=1.0,
+        correlation=0.0,
+        clip=1.5,
+        local_steps=2,
+        rows=(20, 40, 30),
+        batch_size=8,
+        scheme="weighted",
+        cohort_size=2,
+        chains=2,
+    )
+    infos = [shapes_of(method, identity(), root_key(1), PROBLEM.data.spec).client_info for method in (plain, private)]
+    assert [info._fields for info in infos] == [("train_loss", "local_steps"), ()]
+
+
+def test_poisson_rows_come_with_their_chance_and_no_other_rows_do():
+    data = Shard(Rows(jnp.arange(40.0), jnp.zeros(40)), jnp.int32(5), jnp.int32(20), 32)
+    keys = jax.random.split(jax.random.key(2), 4000)
+    batch = jax.jit(jax.vmap(lambda key: poisson_rows(key, data, 5)))(keys)
+    assert not batch.mask[:, 20:].any()
+    rates = np.asarray(batch.mask[:, :20].mean(0))
+    assert np.all(np.abs(rates - 0.25) < 4.5 * np.sqrt(0.25 * 0.75 / 4000))
+    sizes = np.asarray(batch.mask.sum(1))
+    assert abs(sizes.var() - 20 * 0.25 * 0.75) < 5 * 20 * 0.25 * 0.75 * np.sqrt(2 / 4000)
+
+
+@pytest.mark.slow
+def test_poisson_minibatches_have_the_right_gradient_on_average():
+    """The mean upload over many draws of minibatches is that of all rows."""
+    options = {"step_size": 1e-3, "temperature": 1e-12, "local_steps": 1, "chains": 1, "keep": 1}
+    keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 4000)
+    some = np.asarray(upload(fald(models.linear(), batch_size=8, sampling="poisson", **options), keys).up.delta.weight)
+    every = np.asarray(upload(fald(models.linear(), **options), keys[:1]).up.delta.weight[0])
+    assert np.all(np.abs(some.mean(0) - every) < 4.5 * some.std(0) / np.sqrt(4000))
+
+
+def test_a_deployed_site_draws_what_the_server_cannot():
+    method = fald(models.linear(), clip=1.0, **COMMON)
+    shapes = shapes_of(method, identity(), root_key(1), PROBLEM.data.spec)
+    programs = Programs(method, identity(), root_key(1))
+    rows = {part: PROBLEM.data.shard(0, part) for part in ("train", "validation", "test")}
+    down = method.broadcast(method.init(jax.random.key(4), PROBLEM.data.spec))
+    secret = secret_key()
+
+    def answer(given, t=0):
+        reply = Site(programs, 0, rows, shapes.down, given).receive(seal(Header(0, t, NEVER), down))
+        assert jax.random.key_data(secret).tobytes() not in reply
+        return np.asarray(open_body(reply, Answer(shapes.payload, shapes.client_info, jnp.bool_(True))).payload.delta.weight)
+
+    as_simulated = answer(None)
+    np.testing.assert_array_equal(as_simulated, answer(None))
+    np.testing.assert_array_equal(answer(secret), answer(secret))
+    for other in (as_simulated, answer(secret_key()), answer(secret, t=1)):
+        assert np.all(answer(secret) != other)
