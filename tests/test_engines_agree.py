@@ -17,6 +17,7 @@ EVERY = {**METHODS, **VARIANTS}
 SLOW = (
     "em",
     "fedmissem-observed",
+    "fedpa-kernel",
     "fedper",
     "fedem-stream",
     "fedpop-energy",

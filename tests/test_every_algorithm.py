@@ -11,7 +11,20 @@ from covey.engines.simulate import Simulation
 from covey.experiment.catalogue import METHODS as CATALOGUE
 
 # Methods that share their frame with another; `test_engines_agree` has them all in the quick tests too.
-RELATIVES = ("apfl", "em", "fedavg_plus", "fedmissem", "fedper", "fedprox", "fedrep", "mb_sgd", "mixture", "pfedme", "vr_fedem")
+RELATIVES = (
+    "apfl",
+    "em",
+    "fedavg_plus",
+    "fedmissem",
+    "fedpa",
+    "fedper",
+    "fedprox",
+    "fedrep",
+    "mb_sgd",
+    "mixture",
+    "pfedme",
+    "vr_fedem",
+)
 every_method = pytest.mark.parametrize(
     "method",
     [pytest.param(method, id=name, marks=pytest.mark.slow if name in RELATIVES else ()) for name, method in METHODS.items()],

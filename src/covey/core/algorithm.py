@@ -63,6 +63,7 @@ class Algorithm(NamedTuple):
     adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
     personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
     draws: (key, down, client state, data, number) -> posterior draws; None for a method that has no posterior.
+    burn_in: rounds that are another method's, before this one begins; a run has to be longer.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Algorithm(NamedTuple):
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     personalise_at_evaluation: bool = False
     draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
+    burn_in: int = 0
 
 
 def no_draws(algorithm: Algorithm) -> str:

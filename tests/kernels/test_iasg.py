@@ -1,0 +1,54 @@
+"""Averaged iterates against averaging, step by step, what plain descent gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from covey.core.shard import Shard
+from covey.kernels.descent import descend_steps, mean_gradient
+from covey.kernels.iasg import Averaging, burnt_in, next_sample, steps_of
+
+ROWS = 7
+X = np.random.default_rng(0).normal(size=(ROWS + 3, 2)).astype(np.float32)
+OPTIMIZER = optax.sgd(0.2, momentum=0.5)
+GRADIENT = mean_gradient(lambda z, rows: -jnp.sum((rows - z) ** 2, -1))
+START = jnp.array([5.0, -3.0])
+KEY = jax.random.key(1)
+
+
+def shard(count=ROWS, capacity=ROWS):
+    return Shard(jnp.asarray(X), jnp.int32(0), jnp.int32(count), capacity)
+
+
+def samples(data, plan, number):
+    local = (KEY, data, GRADIENT, OPTIMIZER, plan)
+
+    def one(walk, _):
+        mean, walk = next_sample(*local, walk)
+        return walk, mean
+
+    return jax.lax.scan(one, burnt_in(*local, START), length=number)
+
+
+@pytest.mark.parametrize(("batch_size", "burn_in", "steps"), [(3, 2, 4), (3, 0, None), (None, 1, 2)])
+def test_a_sample_is_the_mean_of_the_iterates(batch_size, burn_in, steps):
+    """With seven rows in batches of three a pass is three steps, and samples begin and end within passes."""
+    each = steps or 3
+    plan = Averaging(batch_size, burn_in, steps)
+    walk, found = jax.jit(lambda data: samples(data, plan, 2))(shard())
+    last = burn_in + 2 * each
+    descent = jax.jit(lambda steps: descend_steps(KEY, shard(), GRADIENT, OPTIMIZER, batch_size, steps, START))
+    descents = [descent(jnp.int32(step)) for step in range(burn_in + 1, last + 1)]
+    points = np.stack([end.parameters for end in descents]).reshape(2, each, 2)
+    np.testing.assert_allclose(found, points.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(walk.path.loss / last, descents[-1].loss, rtol=1e-5)
+    assert int(walk.done) == last == int(steps_of(shard(), plan, 2)[1])
+
+
+def test_samples_do_not_see_the_capacity_and_no_rows_are_no_steps():
+    plan = Averaging(3, 2, 4)
+    run = jax.jit(lambda data: samples(data, plan, 2)[1])
+    np.testing.assert_array_equal(run(shard()), run(shard(capacity=10)))
+    np.testing.assert_array_equal(run(shard(count=0)), np.tile(START, (2, 1)))
