@@ -316,7 +316,7 @@ def _estimate(
     trail: PyTree,
     number: int,
     at: Float[Array, " d"],
-    rho: float | Literal["oas"],
+    rho: int | float | Literal["oas"],
     solver: str,
 ) -> tuple[PyTree, Estimate]:
     """Draw the samples, and what they say. With a rho that is given, a sample is forgotten once it is added."""
@@ -358,7 +358,7 @@ def _nothing(at: Float[Array, " d"], rank: int) -> Precision:
     return Precision(zero, jnp.zeros((at.size, min(rank, at.size)), at.dtype), zero)
 
 
-def _check_options(least: dict[str, tuple[int | None, int]], rho: float | str, decay: float, samples: int) -> None:
+def _check_options(least: dict[str, tuple[int | None, int]], rho: int | float | str, decay: float, samples: int) -> None:
     for name, (value, bound) in least.items():
         if value is not None and value < bound:
             raise ValueError(f"fedpa: {name} must be at least {bound}, got {value}")
