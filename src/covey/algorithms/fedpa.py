@@ -51,7 +51,7 @@ from covey.core.algorithm import Algorithm, Empty, Local, no_state
 from covey.core.shard import all_rows
 from covey.kernels import shrinkage
 from covey.kernels.descent import descend_steps, mean_gradient, schedule
-from covey.kernels.iasg import Averaging, burnt_in, next_sample, steps_of
+from covey.kernels.iasg import Averaging, Minibatches, burnt_in, next_sample, steps_of
 from covey.kernels.kernel import Kernel, Posterior
 from covey.kernels.low_rank import LowRank, columns, deviations, from_image
 from covey.models.measure import measure
@@ -127,6 +127,7 @@ def fedpa(
     burn_in_rounds: int = 0,
     burn_in_steps: int = 0,
     steps_per_sample: int | None = None,
+    minibatches: Minibatches = "shuffled",
     kernel: Kernel | None = None,
     step_size: float | None = None,
     weighting: Weighting = "rows",
@@ -147,6 +148,8 @@ def fedpa(
         burn_in_rounds: rounds in the manner of FedAvg before the first with samples.
         burn_in_steps: local steps, or transitions of a kernel, before the first sample of a round.
         steps_per_sample: iterates in the average that is a sample (None: one pass), or transitions of a kernel (None: 1).
+        minibatches: of the steps that make samples: "shuffled" passes over the rows, or "independent" ones, whose noise spreads
+            the samples as the posterior is; see `kernels.iasg`. Burn-in rounds have shuffled ones.
         kernel: a sampler of `covey.kernels` instead of averaged iterates; for exact ones, few parameters.
         step_size: of the kernel.
         weighting: clients by their rows, or equally.
@@ -166,12 +169,16 @@ def fedpa(
     _check_options(least, rho, decay, samples)
     _check_kernel(kernel, step_size, client_optimizer, burn_in_rounds)
     check_weighting(weighting)
+    if minibatches not in ("shuffled", "independent"):
+        raise ValueError(f"fedpa: minibatches must be 'shuffled' or 'independent', got {minibatches!r}")
     if solver not in ("recursive", "dense"):
         raise ValueError(f"fedpa: solver must be 'recursive' or 'dense', got {solver!r}")
     gradient = mean_gradient(model.log_likelihood)
     for_client = optax.sgd(0.1) if client_optimizer is None else client_optimizer
     for_server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    plan = Averaging(schedule(batch_size=batch_size, epochs=1, steps=None).batch_size, burn_in_steps, steps_per_sample)
+    plan = Averaging(
+        schedule(batch_size=batch_size, epochs=1, steps=None).batch_size, burn_in_steps, steps_per_sample, minibatches
+    )
 
     def init(key, spec):
         parameters = model.init(key, spec)

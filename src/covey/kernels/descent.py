@@ -130,3 +130,24 @@ def walk(
 
     each = jnp.maximum(passes, 1)
     return jax.lax.fori_loop(first // each, -(-last // each), one_pass, carry)
+
+
+def walk_at_random(
+    key: Key[Array, ""],
+    data: Shard,
+    batch_size: int | None,
+    first: int | Int[Array, ""],
+    last: int | Int[Array, ""],
+    step: Callable[[Carry, Batch], Carry],
+    carry: Carry,
+) -> Carry:
+    """The same with rows that are drawn with replacement for each minibatch, independent of the others; None takes all rows."""
+    if batch_size is None:
+        return walk(key, data, None, first, last, step, carry)
+    size = batch_size  # also where that is more than the capacity: numbers must not depend on it
+
+    def at_place(number, carry):
+        index = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, jnp.maximum(data.count, 1))
+        return step(carry, Batch(data.take(index), jnp.broadcast_to(data.count > 0, (size,))))
+
+    return jax.lax.fori_loop(first, last, at_place, carry)

@@ -5,11 +5,14 @@ use it (algorithm 4): after B steps of burn-in, each sample is the mean of the n
 the place of noise that is drawn. With K one pass over the rows, and noise of the gradient that has the shape of the curvature,
 the samples have about the covariance of the posterior whatever the step size is; a longer step makes them less correlated.
 
-Minibatches are those of `descend`: rows without replacement, shuffled at each pass. One sample of one step is thus where
-`descend` ends, to the last bit.
+"independent" minibatches are rows drawn anew for each step, as in that theory. "shuffled" ones are those of `descend`, rows
+without replacement at each pass, and one sample of one step is then where `descend` ends, to the last bit. But the noise of a
+whole pass adds up to nearly nothing: once the path has come to rest, means over passes hardly differ, and what such samples know
+of the posterior is the way on which they came. (Measured on least squares at rest: variances a hundred times too small.)
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +20,9 @@ import optax
 from jaxtyping import Array, Int, Key, PyTree
 
 from covey.core.shard import Shard, batches_of
-from covey.kernels.descent import Gradient, Path, begin, one_step, walk
+from covey.kernels.descent import Gradient, Path, begin, one_step, walk, walk_at_random
+
+Minibatches = Literal["shuffled", "independent"]
 
 
 class Averaging(NamedTuple):
@@ -26,6 +31,7 @@ class Averaging(NamedTuple):
     batch_size: int | None
     burn_in: int
     steps: int | None
+    minibatches: Minibatches = "shuffled"
 
 
 class Iterates(NamedTuple):
@@ -53,7 +59,7 @@ def burnt_in(
     """The path after the burn-in; the optimiser starts fresh."""
     path, (_, done) = begin(optimizer, start), steps_of(data, plan, 0)
     if plan.burn_in:
-        path = walk(key, data, plan.batch_size, 0, done, one_step(gradient, optimizer), path)
+        path = _walk(plan)(key, data, plan.batch_size, 0, done, one_step(gradient, optimizer), path)
     return Iterates(path, done)
 
 
@@ -74,6 +80,10 @@ def next_sample(
         return path, jax.tree.map(jnp.add, total, path.parameters)
 
     begun, (path, done) = jax.tree.map(jnp.zeros_like, iterates.path.parameters), iterates
-    path, total = walk(key, data, plan.batch_size, done, done + steps, step, (path, begun))
+    path, total = _walk(plan)(key, data, plan.batch_size, done, done + steps, step, (path, begun))
     mean = jax.tree.map(lambda sum_, at: jnp.where(steps > 0, sum_ / jnp.maximum(steps, 1), at), total, path.parameters)
     return mean, Iterates(path, done + steps)
+
+
+def _walk(plan: Averaging) -> Callable[..., PyTree]:
+    return walk if plan.minibatches == "shuffled" else walk_at_random

@@ -8,6 +8,21 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="FedAvg's fixed point drifts from the optimum with the number of local steps",
         expected_seconds={"quick": 30.0, "full": 300.0},
     ),
+    "fedpa-toy": Experiment(
+        run="covey.experiment.reproduce.fedpa_toy:run",
+        description="FedPA, FedAvg and minibatch SGD on two quadratic losses in the plane (figure 1)",
+        expected_seconds={"quick": 45.0, "full": 600.0},
+    ),
+    "fedpa-bias": Experiment(
+        run="covey.experiment.reproduce.fedpa_estimates:run_bias",
+        description="Bias and variance of the deltas of FedAvg and FedPA against local steps and rho (figure 3)",
+        expected_seconds={"quick": 60.0, "full": 1800.0},
+    ),
+    "fedpa-ess": Experiment(
+        run="covey.experiment.reproduce.fedpa_estimates:run_ess",
+        description="Effective sample size of averaged iterates against burn-in, steps and step size (figure 4)",
+        expected_seconds={"quick": 30.0, "full": 300.0},
+    ),
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
