@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, linear, million, mixed
+from benchmarks import cnn, linear, million, mixed, posterior
 
 
 def main() -> None:
@@ -13,6 +13,7 @@ def main() -> None:
     linear.main()
     cnn.main()
     mixed.main()
+    posterior.main()
     million.main()
 
 

@@ -13,6 +13,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="FedPA, FedAvg and minibatch SGD on two quadratic losses in the plane (figure 1)",
         expected_seconds={"quick": 45.0, "full": 600.0},
     ),
+    "fedpa-overhead": Experiment(
+        run="covey.experiment.reproduce.fedpa_overhead:run",
+        description="Time of a client's round: FedAvg, FedPA and FedPA with the covariance, 100 to 100,000 features (table 1)",
+        expected_seconds={"quick": 60.0, "full": 600.0},
+    ),
     "fedpa-bias": Experiment(
         run="covey.experiment.reproduce.fedpa_estimates:run_bias",
         description="Bias and variance of the deltas of FedAvg and FedPA against local steps and rho (figure 3)",
