@@ -28,6 +28,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="Effective sample size of averaged iterates against burn-in, steps and step size (figure 4)",
         expected_seconds={"quick": 30.0, "full": 300.0},
     ),
+    "fedpa-images": Experiment(
+        run="covey.experiment.reproduce.fedpa_images:run",
+        description="FedAvg with one and five local epochs, and FedPA, on MNIST by writer (table 3a at our scale)",
+        expected_seconds={"quick": 90.0, "full": 6000.0},
+    ),
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",

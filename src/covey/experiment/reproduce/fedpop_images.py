@@ -199,7 +199,7 @@ def images_of(problem: Problem, size: Size, seed: int) -> FederatedData:
     data = data.subset(np.arange(size.clients)).split(0.2, 0.2, seed=seed)
     if problem.most is not None:
         data = data.limited(train_rows=problem.most, few_rows=problem.few, few_share=problem.share, seed=seed)
-    return _halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
+    return halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
 
 
 @lru_cache(maxsize=3)  # the cells of an experiment differ in how many of the images they use
@@ -210,7 +210,7 @@ def _divided(images: str, classes: int, seed: int) -> FederatedData:
 def strangers(name: str, size: Size, number: int = 500) -> np.ndarray:
     """Images of another kind."""
     data = load(name, part="test", partition="iid", clients=1, seed=0)
-    data = _halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
+    data = halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
     return np.asarray(data.rows.x[:number])
 
 
@@ -310,7 +310,7 @@ def _accuracies(found: dict[Problem, dict[str, list[Evaluation]]]) -> dict[Probl
     return {cell: {name: np.array([_accuracy(one) for one in seeds]) for name, seeds in of.items()} for cell, of in found.items()}
 
 
-def _halved(data: FederatedData) -> FederatedData:
+def halved(data: FederatedData) -> FederatedData:
     """Each pixel the mean of four."""
     x = np.asarray(data.rows.x)
     count, height, width, channels = x.shape
