@@ -52,3 +52,20 @@ def test_samples_do_not_see_the_capacity_and_no_rows_are_no_steps():
     run = jax.jit(lambda data: samples(data, plan, 2)[1])
     np.testing.assert_array_equal(run(shard()), run(shard(capacity=10)))
     np.testing.assert_array_equal(run(shard(count=0)), np.tile(START, (2, 1)))
+
+
+def test_independent_minibatches():
+    """Rows with replacement, eight at a time of seven: neither the capacity nor a neighbour's rows are seen. Their means over passes
+    vary once the path is at rest, as a posterior of seven rows does; those of shuffled passes hardly do."""
+    plan = Averaging(8, 0, 2, "independent")
+    run = jax.jit(lambda data: samples(data, plan, 2)[1])
+    np.testing.assert_array_equal(run(shard()), run(shard(capacity=10)))
+    np.testing.assert_array_equal(run(shard(count=0)), np.tile(START, (2, 1)))
+    spreads = []
+    for minibatches in ("shuffled", "independent"):
+        plan = Averaging(1, 100, None, minibatches)
+        found = jax.jit(lambda data, plan=plan: samples(data, plan, 300)[1])(shard())
+        # Means of seven independent rows about the mean of all: within four standard errors (they are correlated, so twice that).
+        assert np.all(np.abs(np.mean(found, 0) - X[:ROWS].mean(0)) < 8 * np.std(found, 0) / np.sqrt(300))
+        spreads.append(np.var(found, 0))
+    assert np.all(spreads[1] > 3 * spreads[0])

@@ -224,7 +224,12 @@ def _walked(
 ) -> Float[Array, "starts chains steps d"]:
     def one(key, start):
         local = (key, data, _GRADIENT, optax.sgd(rate), plan)
-        return jax.lax.scan(lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=steps)[1]
+
+        def step(walk, _):
+            iterate, walk = next_sample(*local, walk)
+            return walk, iterate
+
+        return jax.lax.scan(step, burnt_in(*local, start), length=steps)[1]
 
     return jax.vmap(jax.vmap(one, (0, None)), (0, 0))(keys, starts)
 
@@ -249,7 +254,7 @@ def _mean(errors: list[Error]) -> Error:
 
 def _bias_figure(averaged: dict[int, Error], corrected: dict[tuple[int, float], Error], size: Size) -> go.Figure:
     titles = ["FedAvg: local steps", "FedPA, rho = 1: samples", "FedPA: rho"]
-    chart = make_subplots(rows=2, cols=3, column_titles=titles, row_titles=["bias", "variance"], shared_xaxes="columns")
+    chart = make_subplots(rows=2, cols=3, column_titles=titles, row_titles=["bias", "variance"])
     samples = np.arange(1, size.samples + 1)
     for features, colour in COLOURS.items():
         ends = [corrected[features, rho] for rho in RHOS]

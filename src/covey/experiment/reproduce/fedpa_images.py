@@ -6,8 +6,11 @@ a time; of the others, a third is for choosing settings and the rest is reported
 of FedAvg-ME, chosen first, and a rho of its own; its burn-in rounds are those of FedAvg-ME. Accuracies are running means over
 ten rounds.
 
-What to expect here: the variance of five means over epochs, times rho, is far below 1, so that Sigma is nearly rho_l I and
-Delta is (1 + (l - 1) rho) (theta - mean): FedAvg with averaged iterates and a longer step.
+In our hands FedPA-ME does not overtake FedAvg-ME at the quick scale, and why was looked at, with eight writers after 14 rounds:
+88 % of the variance of a writer's five samples lies along the line from the first to the last of them. They are points on the
+way to the writer's optimum and no draws around it, so that Sigma is large along the way: with rho = 1 the delta is a quarter
+shorter than (theta - mean) / rho_l and turned by no more than 14 degrees. Independent minibatches change nothing in this (85 %);
+samples from around an optimum need more local steps before the first of them than a round like these has.
 """
 
 from typing import Any, NamedTuple, TypeVar, cast
