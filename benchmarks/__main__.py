@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, fald, linear, million, mixed, mixture
+from benchmarks import cnn, fald, linear, million, mixed, mixture, posterior
 
 
 def main() -> None:
@@ -15,6 +15,7 @@ def main() -> None:
     fald.main()
     mixed.main()
     mixture.main()
+    posterior.main()
     million.main()
 
 

@@ -17,6 +17,7 @@ from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
 from covey.algorithms.fedmissem import fedmissem
+from covey.algorithms.fedpa import fedpa
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
@@ -106,6 +107,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "apfl": lambda: apfl(models.linear(), client_optimizer=SGD, batch_size=8, alpha_step=0.05, adapt_epochs=2),
     "mb_sgd": lambda: mb_sgd(models.linear(), batch_size=8),
     "fedprox": lambda: fedprox(models.linear(), proximal=0.1, client_optimizer=SGD, batch_size=8),
+    "fedpa": lambda: fedpa(models.linear(), samples=3, burn_in_rounds=1, client_optimizer=SGD, batch_size=8, rank=2),
     "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
     "fedrep": lambda: fedrep(OWN_BIAS, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2),
     "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
@@ -129,6 +131,9 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "fedavg-steps": lambda: fedavg(models.linear(), steps=5, batch_size=16),
     "fedavg-full-batch": lambda: fedavg(models.linear(), batch_size=None, epochs=3, weighting="equal"),
     "fedadam": lambda: fedavg(models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2),
+    "fedpa-kernel": lambda: fedpa(
+        models.linear(), samples=4, rho="oas", burn_in_steps=2, steps_per_sample=2, kernel=sgld(batch_size=8), step_size=1e-4
+    ),
     "fedpop-sgld": lambda: fedpop(
         models.mixed_linear(slopes=(2, 0)),
         step_size=1e-3,

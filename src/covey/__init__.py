@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
     from covey.algorithms.fedem import fedem as fedem
     from covey.algorithms.fedmissem import fedmissem as fedmissem
+    from covey.algorithms.fedpa import fedpa as fedpa
     from covey.algorithms.fedper import fedper as fedper
     from covey.algorithms.fedpop import fedpop as fedpop
     from covey.algorithms.fedprox import fedprox as fedprox
@@ -61,6 +62,7 @@ _PLACES = {
     "fedper": "covey.algorithms.fedper:fedper",
     "fedem": "covey.algorithms.fedem:fedem",
     "fedmissem": "covey.algorithms.fedmissem:fedmissem",
+    "fedpa": "covey.algorithms.fedpa:fedpa",
     "fedpop": "covey.algorithms.fedpop:fedpop",
     "fedprox": "covey.algorithms.fedprox:fedprox",
     "fedrep": "covey.algorithms.fedrep:fedrep",

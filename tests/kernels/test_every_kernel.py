@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from covey.core.shard import Shard
-from covey.kernels import KERNELS, Kernel, mala, nuts, ornstein_uhlenbeck, psgld, sghmc, sgld, ula
+from covey.kernels import KERNELS, Kernel, hmc, mala, nuts, ornstein_uhlenbeck, psgld, sghmc, sgld, ula
 from covey.kernels.kernel import Posterior, chain
 from covey.kernels.preconditioned import Laplace
 
@@ -105,6 +105,7 @@ CASES = {
     # G follows single gradients a little, which the correction that is left out would answer.
     "psgld": Case(psgld(batch_size=BATCH, decay=0.999), (0.1, 0.05), of_psgld, 1500, known=0.05),
     "sghmc": Case(sghmc(batch_size=BATCH, friction=8.0), (0.04, 0.02), of_sghmc, 300, draws=60),
+    "hmc": Case(hmc(steps=9), (0.09, 0.06), exact, 100, draws=40),
     "nuts": Case(nuts(doublings=6), (0.1, 0.05), exact, 8, draws=16),
 }
 
@@ -252,6 +253,7 @@ def test_a_skew_posterior(kernel, step, biased):
         (lambda: psgld(batch_size=1, decay=1.0), "decay must be at least 0 and below 1, got 1"),
         (lambda: psgld(batch_size=1, damping=0.0), "damping must be above 0, got 0"),
         (lambda: ornstein_uhlenbeck(floor=0.0), "floor must be above 0, got 0"),
+        (lambda: hmc(steps=0), "hmc: steps must be at least 1, got 0"),
         (lambda: nuts(doublings=0), "doublings must be at least 1, got 0"),
     ],
 )

@@ -94,6 +94,7 @@ class Algorithm(NamedTuple):
     explain: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
     mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
         (`privacy.Mechanism`); None for a method that protects no row.
+    burn_in: rounds that are another method's, before this one begins; a run has to be longer.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Algorithm(NamedTuple):
     check: Callable[[np.ndarray, Sampler], None] | None = None
     explain: Callable[[Message, Shard], str] | None = None
     mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
+    burn_in: int = 0
 
 
 def published(algorithm: Algorithm, state: State) -> Message:

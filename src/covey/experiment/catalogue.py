@@ -13,6 +13,7 @@ from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
 from covey.algorithms.fedem import fedem
 from covey.algorithms.fedmissem import fedmissem
+from covey.algorithms.fedpa import fedpa
 from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
@@ -43,6 +44,7 @@ METHODS: dict[str, Factory] = {
     "fedper": fedper,
     "fedem": fedem,
     "fedmissem": fedmissem,
+    "fedpa": fedpa,
     "fedpop": fedpop,
     "fedprox": fedprox,
     "fedrep": fedrep,

@@ -112,6 +112,11 @@ def run(
     for key, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
         if value is not None and value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}")
+    if rounds <= method.burn_in:
+        raise ValueError(
+            f"{method.name} burns in for {method.burn_in} rounds, and rounds={rounds} ends before it begins; "
+            "ask for more rounds, or for a shorter burn-in"
+        )
     if out is None and (resume or checkpoint_every is not None):
         raise ValueError("checkpoints are kept in a run directory: give out= together with resume= or checkpoint_every=")
     if engine != "simulate" and (chunk, storage) != ("auto", "auto"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from covey.kernels.hamiltonian import nuts, sghmc
+from covey.kernels.hamiltonian import hmc, nuts, sghmc
 from covey.kernels.kernel import Kernel
 from covey.kernels.langevin import mala, sgld, ula
 from covey.kernels.preconditioned import ornstein_uhlenbeck, psgld
@@ -14,8 +14,9 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "ornstein_uhlenbeck": ornstein_uhlenbeck,
     "psgld": psgld,
     "sghmc": sghmc,
+    "hmc": hmc,
     "nuts": nuts,
 }
 """Samplers by name. The first line of a factory's docstring is its description."""
 
-__all__ = ["KERNELS", "Kernel", "mala", "nuts", "ornstein_uhlenbeck", "psgld", "sghmc", "sgld", "ula"]
+__all__ = ["KERNELS", "Kernel", "hmc", "mala", "nuts", "ornstein_uhlenbeck", "psgld", "sghmc", "sgld", "ula"]

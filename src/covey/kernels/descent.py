@@ -1,7 +1,7 @@
 """Local optimisation: minibatch steps of any Optax optimiser over one client's rows."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.core.shard import Batch, Shard, batches_of, shuffled
 
+Carry = TypeVar("Carry")
 # (parameters, batch) -> (loss, gradient)
 Gradient = Callable[[PyTree, Batch], tuple[Float[Array, ""], PyTree]]
 
@@ -20,6 +21,14 @@ class Schedule(NamedTuple):
     batch_size: int | None
     epochs: int
     steps: int | None
+
+
+class Path(NamedTuple):
+    """On the way: where the steps have led so far, the optimiser's memory, and the sum of the batches' losses."""
+
+    parameters: PyTree
+    memory: PyTree
+    loss: Float[Array, ""]
 
 
 class Descent(NamedTuple):
@@ -57,25 +66,88 @@ def descend(
     start: PyTree,
 ) -> Descent:
     """Minibatches without replacement, shuffled anew at each pass; the optimiser starts fresh."""
-    size, passes = batches_of(data, plan.batch_size)
+    _, passes = batches_of(data, plan.batch_size)
     total = plan.epochs * passes if plan.steps is None else jnp.where(passes > 0, plan.steps, 0)
-    # Where a batch holds every row, their order changes nothing and the sort can be saved.
-    order_matters = plan.batch_size is not None and data.capacity > plan.batch_size
+    return descend_steps(key, data, gradient, optimizer, plan.batch_size, total, start)
 
-    def epoch(number, carry):
+
+def descend_steps(
+    key: Key[Array, ""],
+    data: Shard,
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    batch_size: int | None,
+    steps: Int[Array, ""],
+    start: PyTree,
+) -> Descent:
+    """The same for a number of steps."""
+    path = walk(key, data, batch_size, 0, steps, one_step(gradient, optimizer), begin(optimizer, start))
+    return Descent(path.parameters, path.loss / jnp.maximum(steps, 1), steps)
+
+
+def begin(optimizer: optax.GradientTransformation, start: PyTree) -> Path:
+    """No step yet."""
+    return Path(start, optimizer.init(start), jnp.zeros(()))
+
+
+def one_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Callable[[Path, Batch], Path]:
+    """A step of the optimiser along the gradient of a batch."""
+
+    def step(path, batch):
+        loss, slope = gradient(path.parameters, batch)
+        updates, memory = optimizer.update(slope, path.memory, path.parameters)
+        return Path(optax.apply_updates(path.parameters, updates), memory, path.loss + loss)
+
+    return step
+
+
+def walk(
+    key: Key[Array, ""],
+    data: Shard,
+    batch_size: int | None,
+    first: int | Int[Array, ""],
+    last: int | Int[Array, ""],
+    step: Callable[[Carry, Batch], Carry],
+    carry: Carry,
+) -> Carry:
+    """Carry a value through minibatches `first` to `last` - 1 of a client's endless row of passes, each shuffled anew.
+
+    Which rows are in a minibatch depends on its number and the key alone, so that a walk in pieces is the walk as a whole.
+    """
+    size, passes = batches_of(data, batch_size)
+    # Where a batch holds every row, their order changes nothing and the sort can be saved.
+    order_matters = batch_size is not None and data.capacity > batch_size
+
+    def one_pass(number, carry):
         order = shuffled(jax.random.fold_in(key, number), data) if order_matters else jnp.arange(data.capacity)
 
-        def step(place, carry):
-            parameters, memory, loss_sum = carry
+        def at_place(place, carry):
             index = place * size + jnp.arange(size)
-            batch = Batch(data.take(order.at[index].get(mode="clip")), index < data.count)
-            loss, slope = gradient(parameters, batch)
-            updates, memory = optimizer.update(slope, memory, parameters)
-            return optax.apply_updates(parameters, updates), memory, loss_sum + loss
+            return step(carry, Batch(data.take(order.at[index].get(mode="clip")), index < data.count))
 
-        return jax.lax.fori_loop(0, jnp.minimum(passes, total - number * passes), step, carry)
+        before = number * passes
+        return jax.lax.fori_loop(jnp.maximum(first - before, 0), jnp.minimum(passes, last - before), at_place, carry)
 
-    epochs = -(-total // jnp.maximum(passes, 1))
-    carry = (start, optimizer.init(start), jnp.zeros(()))
-    parameters, _, loss_sum = jax.lax.fori_loop(0, epochs, epoch, carry)
-    return Descent(parameters, loss_sum / jnp.maximum(total, 1), total)
+    each = jnp.maximum(passes, 1)
+    return jax.lax.fori_loop(first // each, -(-last // each), one_pass, carry)
+
+
+def walk_at_random(
+    key: Key[Array, ""],
+    data: Shard,
+    batch_size: int | None,
+    first: int | Int[Array, ""],
+    last: int | Int[Array, ""],
+    step: Callable[[Carry, Batch], Carry],
+    carry: Carry,
+) -> Carry:
+    """The same with rows that are drawn with replacement for each minibatch, independent of the others; None takes all rows."""
+    if batch_size is None:
+        return walk(key, data, None, first, last, step, carry)
+    size = batch_size  # also where that is more than the capacity: numbers must not depend on it
+
+    def at_place(number, carry):
+        index = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, jnp.maximum(data.count, 1))
+        return step(carry, Batch(data.take(index), jnp.broadcast_to(data.count > 0, (size,))))
+
+    return jax.lax.fori_loop(first, last, at_place, carry)

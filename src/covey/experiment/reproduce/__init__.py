@@ -48,6 +48,31 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="What FA-LD reveals of a row by rho, S / N and T, by the theorem and by RDP, with accuracy (section 5)",
         expected_seconds={"quick": 60.0, "full": 3600.0},
     ),
+    "fedpa-toy": Experiment(
+        run="covey.experiment.reproduce.fedpa_toy:run",
+        description="FedPA, FedAvg and minibatch SGD on two quadratic losses in the plane (figure 1)",
+        expected_seconds={"quick": 45.0, "full": 600.0},
+    ),
+    "fedpa-overhead": Experiment(
+        run="covey.experiment.reproduce.fedpa_overhead:run",
+        description="Time of a client's round: FedAvg, FedPA and FedPA with the covariance, 100 to 100,000 features (table 1)",
+        expected_seconds={"quick": 60.0, "full": 600.0},
+    ),
+    "fedpa-bias": Experiment(
+        run="covey.experiment.reproduce.fedpa_estimates:run_bias",
+        description="Bias and variance of the deltas of FedAvg and FedPA against local steps and rho (figure 3)",
+        expected_seconds={"quick": 60.0, "full": 1800.0},
+    ),
+    "fedpa-ess": Experiment(
+        run="covey.experiment.reproduce.fedpa_estimates:run_ess",
+        description="Effective sample size of averaged iterates against burn-in, steps and step size (figure 4)",
+        expected_seconds={"quick": 30.0, "full": 300.0},
+    ),
+    "fedpa-images": Experiment(
+        run="covey.experiment.reproduce.fedpa_images:run",
+        description="FedAvg with one and five local epochs, and FedPA, on MNIST by writer (table 3a at our scale)",
+        expected_seconds={"quick": 90.0, "full": 6000.0},
+    ),
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
