@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, linear, million, mixed
+from benchmarks import cnn, fald, linear, million, mixed
 
 
 def main() -> None:
@@ -12,6 +12,7 @@ def main() -> None:
     print(f"{packages}; Python {platform.python_version()}, {os.cpu_count()} cores")
     linear.main()
     cnn.main()
+    fald.main()
     mixed.main()
     million.main()
 

@@ -58,8 +58,7 @@ class Draws:
     def _chunks(self) -> list[tuple[Path, int, int]]:
         if self.folder is None:
             return []
-        found = sorted(self.folder.glob(f"*{_ENDING}"))
-        return [(path, *(int(number) for number in path.stem.split("-"))) for path in found]
+        return [(path, int(path.stem[:9]), int(path.stem[10:])) for path in sorted(self.folder.glob(f"*{_ENDING}"))]
 
     def _read(self, path: Path) -> PyTree:
         try:

@@ -11,6 +11,7 @@ from covey.inference.posterior import Posterior
 from covey.inference.shared import SharedPosterior
 from covey.inference.smoothing import local_linear
 from covey.inference.start import spectral_start
+from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 
 __all__ = [
     "CalibrationErrors",
@@ -19,7 +20,9 @@ __all__ = [
     "SharedPosterior",
     "auroc",
     "calibration_errors",
+    "distance_of_draws",
     "entropy",
+    "gaussian_distance",
     "interval_coverage",
     "local_linear",
     "max_probability_score",

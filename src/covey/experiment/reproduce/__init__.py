@@ -8,6 +8,41 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="FedAvg's fixed point drifts from the optimum with the number of local steps",
         expected_seconds={"quick": 30.0, "full": 300.0},
     ),
+    "fald-local-steps": Experiment(
+        run="covey.experiment.reproduce.fald_simulations:run_local_steps",
+        description="FA-LD: rounds that local steps save, and the bias of too many (figure 1a)",
+        expected_seconds={"quick": 60.0, "full": 200.0},
+    ),
+    "fald-heterogeneity": Experiment(
+        run="covey.experiment.reproduce.fald_simulations:run_heterogeneity",
+        description="FA-LD where clients' data are far apart (figure 1b)",
+        expected_seconds={"quick": 60.0, "full": 120.0},
+    ),
+    "fald-correlation": Experiment(
+        run="covey.experiment.reproduce.fald_simulations:run_correlation",
+        description="FA-LD with noise that clients share (figure 1c)",
+        expected_seconds={"quick": 30.0, "full": 90.0},
+    ),
+    "fald-density": Experiment(
+        run="covey.experiment.reproduce.fald_simulations:run_density",
+        description="FA-LD's draws beside the density of the posterior (figure 1d and e)",
+        expected_seconds={"quick": 30.0, "full": 60.0},
+    ),
+    "fald-partial": Experiment(
+        run="covey.experiment.reproduce.fald_simulations:run_partial",
+        description="FA-LD with some of the devices in a round, by two schemes (figure 3)",
+        expected_seconds={"quick": 80.0, "full": 300.0},
+    ),
+    "fald-mnist": Experiment(
+        run="covey.experiment.reproduce.fald_images:run_mnist",
+        description="FA-LD, logistic regression on MNIST: accuracy, Brier score and calibration by local steps (figures 2 and 4)",
+        expected_seconds={"quick": 80.0, "full": 3600.0},
+    ),
+    "fald-fashion": Experiment(
+        run="covey.experiment.reproduce.fald_images:run_fashion",
+        description="The same on Fashion-MNIST",
+        expected_seconds={"quick": 80.0, "full": 3600.0},
+    ),
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
