@@ -43,6 +43,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         description="The same on Fashion-MNIST",
         expected_seconds={"quick": 80.0, "full": 3600.0},
     ),
+    "fald-privacy": Experiment(
+        run="covey.experiment.reproduce.fald_privacy:run",
+        description="What FA-LD reveals of a row by rho, S / N and T, by the theorem and by RDP, with accuracy (section 5)",
+        expected_seconds={"quick": 60.0, "full": 3600.0},
+    ),
     "fedpop-synthetic": Experiment(
         run="covey.experiment.reproduce.fedpop_synthetic:run",
         description="FedPop, FedRep and FedAvg on regressions with shared features and 2 to 10 rows a client (figure 2)",
