@@ -131,6 +131,9 @@ def run_command(
             _print_evaluation("clients", done.evaluate(part=part))
         if parts.unseen is not None:
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
+        if done.ledger is not None:
+            spent = ", ".join(f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items())
+            _console.print(Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"), soft_wrap=True)
         page.write(done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8"))
         _console.print(Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True)
 
