@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from covey.cli import app
 from covey.privacy import Mechanism, plan, rdp, theorem
 
-COMMON: dict = {"clients": 10, "rows": 1000, "batch_size": 100, "temperature": 0.5, "clip": 2.0}
+COMMON: dict = {"clients": 10, "rows": 1000, "batch_size": None, "temperature": 0.5, "clip": 2.0}
 
 
 def mechanism(size: int, correlation: float, step_size: float) -> Mechanism:
@@ -17,7 +17,6 @@ def mechanism(size: int, correlation: float, step_size: float) -> Mechanism:
         clip=2.0,
         local_steps=10,
         rows=(1000,) * 10,
-        batch_size=100,
         scheme="full" if size == 10 else "uniform",
         cohort_size=None if size == 10 else size,
     )
