@@ -76,9 +76,10 @@ def test_padding_counts_as_nothing_whatever_it_holds():
     close(TOTAL(theta, Batch(spoilt, jnp.arange(12) < 4)), by_hand(theta, few, 0.7))
 
 
-def test_a_row_that_is_not_finite_counts_as_nothing():
+@pytest.mark.parametrize("number", [jnp.inf, jnp.nan])
+def test_a_row_that_is_not_finite_counts_as_nothing(number):
     theta, batch = problem()
-    spoilt = Batch(batch.rows._replace(x=batch.rows.x.at[5].set(jnp.inf)), batch.mask)
+    spoilt = Batch(batch.rows._replace(x=batch.rows.x.at[5].set(number)), batch.mask)
     without = Batch(batch.rows, jnp.arange(12) != 5)
     close(TOTAL(theta, spoilt), TOTAL(theta, without))
 
