@@ -24,8 +24,10 @@ def gaussians() -> tuple[np.ndarray, np.ndarray]:
 
 def covey_rounds(mean: np.ndarray, curvature: np.ndarray):
     def log_density(theta, rows):
-        off = theta - rows.x
-        return -0.5 / CLIENTS * jnp.sum(off * jnp.sum(rows.y * off[:, None], axis=-1), axis=-1)
+        # By coordinate: arrays whose last axis is the chains, not the two parameters, are what vector instructions like.
+        one, two = theta[0] - rows.x[:, 0], theta[1] - rows.x[:, 1]
+        bend = rows.y
+        return -0.5 / CLIENTS * (bend[:, 0, 0] * one * one + 2 * bend[:, 0, 1] * one * two + bend[:, 1, 1] * two * two)
 
     data = FederatedData.from_rows(Rows(mean, curvature), np.ones(CLIENTS, int))
     model = from_density(log_density, jnp.zeros(2), "gaussian")

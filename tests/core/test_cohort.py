@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from covey.core import cohort
-from covey.core.cohort import _draw_by_floyd, _draw_by_permutation
+from covey.core.cohort import _draw_by_permutation
+from covey.core.keys import without_replacement
 
 COUNTS = np.array([3, 50, 7, 20, 90, 11])
 CHANCES = np.array([0.2, 0.9, 0.5, 1.0, 0.3, 0.6])
@@ -59,7 +60,7 @@ def test_weighted_with_more_draws_than_clients_counts_multiplicity():
     np.testing.assert_allclose(drawn.sum(1), 50, rtol=1e-4)
 
 
-@pytest.mark.parametrize("draw", [_draw_by_floyd, _draw_by_permutation])
+@pytest.mark.parametrize("draw", [without_replacement, _draw_by_permutation])
 def test_every_set_is_equally_likely(draw):
     keys = jax.random.split(jax.random.key(1), 10_000)
     sets = np.sort(np.asarray(jax.vmap(lambda key: draw(key, 6, 3))(keys)), 1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, noted, shuffled, whole
+from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, noted, shuffled, some_rows, whole
 
 ROWS = Rows(jnp.arange(60.0).reshape(30, 2), jnp.arange(30))
 
@@ -81,3 +81,17 @@ def test_notes_go_with_their_rows():
     np.testing.assert_array_equal(taken.notes, [40, 0, 40])
     seen = fold_batches(data, 2, lambda total, batch: total + jnp.sum(jnp.where(batch.mask, batch.rows.notes, 0)), jnp.int32(0))
     assert seen == 10 * (0 + 1 + 2 + 3 + 4)
+
+
+@pytest.mark.parametrize("batch_size", [4, 600])
+def test_a_minibatch_ignores_the_capacity(batch_size):
+    """Drawn one by one, or many by a sort: different rows of this client's, the same for every capacity."""
+    rows = Rows(jnp.zeros((2000, 1)), jnp.arange(2000))
+    batches = [
+        some_rows(jax.random.key(1), Shard(rows, jnp.int32(100), jnp.int32(900), capacity), batch_size)
+        for capacity in (1024, 1536)
+    ]
+    np.testing.assert_array_equal(batches[0].rows.y, batches[1].rows.y)
+    assert batches[0].mask.all()
+    assert len(np.unique(batches[0].rows.y)) == batch_size
+    assert 100 <= batches[0].rows.y.min() <= batches[0].rows.y.max() < 1000
