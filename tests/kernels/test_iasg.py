@@ -55,8 +55,8 @@ def test_samples_do_not_see_the_capacity_and_no_rows_are_no_steps():
 
 
 def test_independent_minibatches():
-    """Rows with replacement, eight at a time of seven: neither the capacity nor a neighbour's rows are seen. Their means over passes
-    vary once the path is at rest, as a posterior of seven rows does; those of shuffled passes hardly do."""
+    """Rows with replacement, eight at a time of seven: neither the capacity nor a neighbour's rows are seen. Their means over
+    passes vary once the path is at rest, as a posterior of seven rows does; those of shuffled passes hardly do."""
     plan = Averaging(8, 0, 2, "independent")
     run = jax.jit(lambda data: samples(data, plan, 2)[1])
     np.testing.assert_array_equal(run(shard()), run(shard(capacity=10)))
