@@ -124,6 +124,7 @@ def test_burn_in_rounds_are_fedavg_with_as_many_steps():
     assert np.all(flat(state.server.parameters) != flat(other.server.parameters))
 
 
+@pytest.mark.slow
 def test_posterior_averaging_ends_at_the_mode():
     """Exact samples, independent at this step; equal weights, as Sigma_i^-1 grows with the rows by itself. FedAvg of the same
     samples averages the clients' own modes. Noise of the estimates is averaged over the last rounds."""
@@ -147,7 +148,7 @@ def test_posterior_averaging_ends_at_the_mode():
     ("kernel", "step_size"),
     [
         pytest.param(sgld(batch_size=8), 1e-4, marks=pytest.mark.slow),
-        (hmc(steps=5), 0.02),
+        pytest.param(hmc(steps=5), 0.02, marks=pytest.mark.slow),
         pytest.param(nuts(doublings=3), 0.05, marks=pytest.mark.slow),
     ],
     ids=["sgld", "hmc", "nuts"],
@@ -176,7 +177,8 @@ def test_a_client_with_fewer_rows_than_a_batch_uses_them_all():
     np.testing.assert_allclose(flat(some.delta), flat(every.delta), rtol=1e-12)
 
 
-@pytest.mark.parametrize("sampler", [{"kernel": ula(), "step_size": 0.1}, pytest.param({}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [{"kernel": ula(), "step_size": 0.1}, {}], ids=["kernel", "iterates"])
 def test_a_client_without_rows_says_nothing(sampler):
     empty = Shard(one_client().rows, jnp.int32(0), jnp.int32(0), 16)
     up = upload(fedpa(MODEL, samples=3, rho="oas", rank=2, weighting="equal", **sampler), empty)
@@ -222,6 +224,7 @@ def flat_prior():
     return np.linalg.inv(sum(np.linalg.inv(one.covariance) for one in PROBLEM.local))
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_of_all_rows(with_posterior):
     """The inverse of a covariance of l samples is (l - 1) / (l - d - 2) times too large on average: 3 % of a deviation here. A
     round's precision is off by about sqrt(2 / l) / sqrt(clients), 6 %, and twenty rounds are averaged."""
@@ -234,6 +237,7 @@ def test_the_posterior_is_that_of_all_rows(with_posterior):
     assert np.all(np.abs(found.mean(0) - PROBLEM.least_squares) < np.sqrt(np.diag(covariance)))
 
 
+@pytest.mark.slow
 def test_predictions_and_traces_come_from_the_posterior(with_posterior):
     x = np.array([[4.0, -3.0, 2.0], [0.0, 0.0, 0.0]])
     predicted = with_posterior.predict(x, client="site0")

@@ -34,9 +34,10 @@ def drawn(seed, number, size, spread):
     return spread * (centre + rng.normal(size=(number, size)) * rng.uniform(0.3, 1.0, size))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @example(seed=0, size=500, number=50, power=1.0, spread=1.0)
 @example(seed=0, size=40, number=50, power=1.0, spread=1.0)
+@example(seed=0, size=40, number=50, power=1.0, spread=5.0)  # the recursion alone loses digits here
 @example(seed=0, size=500, number=50, power=-4.0, spread=1.0)
 @given(
     seed=st.integers(0, 10**6),
