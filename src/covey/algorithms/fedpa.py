@@ -25,12 +25,12 @@ server divides by sum_i w_i trace(Sigma_i^-1) / d. Samples that are all the same
 out as one that diverged.
 
 With `rank` above 0 the server also keeps the Gaussian N(theta, P^-1), P = sum_i q_i Sigma_i^-1 with q_i = w_i / mean w, from
-which it draws (`Run.posterior`) and predicts. Clients send `rank` + 1 vectors instead of one, and are sent as many. Limits: it
-is a Gaussian at the mode, of a flat prior; each Sigma_i has l - 1 directions in which it differs from a multiple of I, and is
-no better than its samples and its shrinkage (with a fixed rho the spread in other directions is that of rho_l I and says
-nothing of the data: use "oas", or rho times the variance of the samples far above 1); the inverse of an estimate is too large
-on average, the more so the fewer samples there are; directions of P past `rank` are taken to be as well known as the best known
-one; clients are averaged over rounds with a memory of 1 / (1 - decay) of them.
+which it draws (`Run.posterior`) and predicts. Clients send `rank` + 1 vectors instead of one. Limits: it is a Gaussian at the
+mode, of a flat prior; each Sigma_i has l - 1 directions in which it differs from a multiple of I, and is no better than its
+samples and its shrinkage (with a fixed rho the spread in other directions is that of rho_l I and says nothing of the data: use
+"oas", or rho times the variance of the samples far above 1); the inverse of an estimate is too large on average, the more so the
+fewer samples there are; directions of P past `rank` are taken to be as well known as the best known one; clients are averaged
+over rounds with a memory of 1 / (1 - decay) of them.
 
 Example:
     method = covey.fedpa(covey.models.logistic(), samples=5, rho=0.1, burn_in_rounds=50, server_optimizer=optax.sgd(0.5))
@@ -83,11 +83,17 @@ class State(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What clients are sent."""
+    """What clients of a round are sent."""
 
     parameters: PyTree
     round: Int[Array, ""]
     seed: UInt32[Array, ""] | Empty
+
+
+class Published(NamedTuple):
+    """What clients predict with, and what draws are of."""
+
+    parameters: PyTree
     posterior: LowRank | Empty
 
 
@@ -194,13 +200,13 @@ def fedpa(
             precision = _nothing(flat, rank)
         return State(parameters, for_server.init(parameters), jnp.int32(0), seed, precision)
 
-    def broadcast(state):
+    def publish(state):
         posterior: LowRank | Empty = Empty()
         if isinstance(state.precision, Precision):
             level, image, weight = state.precision
             share = jnp.where(weight > 0, weight, 1.0)
             posterior = from_image(level / share, image / share, columns(state.seed, image.shape[0], rank, image.dtype))
-        return Down(state.parameters, state.round, state.seed, posterior)
+        return Published(state.parameters, posterior)
 
     def averaged_round(key, down, data):
         """The client of FedAvg, with as many steps as it makes where it samples."""
@@ -306,7 +312,7 @@ def fedpa(
         name="fedpa",
         init=init,
         init_client=no_state,
-        broadcast=broadcast,
+        broadcast=lambda state: Down(state.parameters, state.round, state.seed),
         client=client,
         commit=no_state,
         server=server,
@@ -314,6 +320,7 @@ def fedpa(
         predict=predict,
         adapt=no_state,
         draws=draws if rank else None,
+        publish=publish,
         burn_in=burn_in_rounds,
     )
 

@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State
+from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
 from covey.core.faults import Faults
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
@@ -144,8 +144,8 @@ class Peers:
         return state, lines
 
     def broadcast(self, state: PeersState) -> Message:
-        """What a server with the mean state of the peers would send."""
-        return self.algorithm.broadcast(state.server)
+        """What clients of a server with the mean state of the peers would evaluate and predict with."""
+        return published(self.algorithm, state.server)
 
     def evaluate(self, state: PeersState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every peer with its own state; other data are of clients never seen, who get the mean."""
@@ -293,12 +293,12 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
     draws = algorithm.draws
 
     def down(peer):
-        return algorithm.broadcast(peer.server)
+        return published(algorithm, peer.server)
 
     return algorithm._replace(
         evaluate=lambda key, _, peer, data: algorithm.evaluate(key, down(peer), peer.own, data),
         predict=lambda key, _, peer, x: algorithm.predict(key, down(peer), peer.own, x),
-        adapt=lambda key, server, data: Peer(server, algorithm.adapt(key, algorithm.broadcast(server), data)),
+        adapt=lambda key, server, data: Peer(server, algorithm.adapt(key, published(algorithm, server), data)),
         draws=None if draws is None else lambda key, _, peer, data, number: draws(key, down(peer), peer.own, data, number),
     )
 

@@ -8,7 +8,7 @@ the samples have about the covariance of the posterior whatever the step size is
 "independent" minibatches are rows drawn anew for each step, as in that theory. "shuffled" ones are those of `descend`, rows
 without replacement at each pass, and one sample of one step is then where `descend` ends, to the last bit. But the noise of a
 whole pass adds up to nearly nothing: once the path has come to rest, means over passes hardly differ, and what such samples know
-of the posterior is the way on which they came. (Measured on least squares at rest: variances a hundred times too small.)
+of the posterior is the way on which they came.
 """
 
 from collections.abc import Callable
