@@ -193,6 +193,24 @@ def test_the_posterior_of_a_finished_run(tmp_path):
         assert told in said
 
 
+@pytest.mark.filterwarnings("ignore:the draws of")  # ten of them
+def test_the_posterior_of_what_all_share(tmp_path):
+    config, out = write_config(tmp_path, 12), tmp_path / "run"
+    text = config.read_text()
+    start, end = text.index("[method]"), text.index("[run]")
+    sampled = '[method]\nname = "fald"\nstep_size = 0.01\nchains = 2\nburn_in = 2\nkeep = 4\n\n'
+    config.write_text(text[:start] + sampled + text[end:])
+    assert call("run", config, "--out", out)[0] == 0
+    code, said = call("posterior", out, "--out", tmp_path / "draws.nc")
+    assert code == 0, said
+    assert "fald after 12 rounds" in said
+    assert "weight[1]" in said
+    assert xarray.load_dataset(tmp_path / "draws.nc")["weight"].shape == (2, 10, 2)
+    code, said = call("posterior", out, "--draws", 5)
+    assert (code, len(said.strip().splitlines())) == (2, 1)
+    assert "leave --client, --held-out, --draws and --chains away" in said
+
+
 def test_a_run_without_draws_or_unfinished_has_no_posterior(tmp_path):
     config, out = write_config(tmp_path, 3), tmp_path / "run"
     assert call("run", config, "--out", out)[0] == 0

@@ -146,8 +146,8 @@ def posterior_command(
         list[str] | None, typer.Option("--client", metavar="NAME", help="A client; may be repeated. All by default.")
     ] = None,
     held_out: Annotated[bool, typer.Option("--held-out", help="Of the clients that were held out.")] = False,
-    draws: Annotated[int, typer.Option("--draws", help="Draws of each chain.")] = 1000,
-    chains: Annotated[int, typer.Option("--chains", help="Chains of each client.")] = 4,
+    draws: Annotated[int | None, typer.Option("--draws", help="Draws of each chain; 1000 by default.")] = None,
+    chains: Annotated[int | None, typer.Option("--chains", help="Chains of each client; 4 by default.")] = None,
     probability: Annotated[float, typer.Option("--probability", help="Of the credible intervals.")] = 0.9,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv).")
@@ -167,14 +167,18 @@ def posterior_command(
             raise ValueError(f"{directory}: no clients were held out from this run; leave --held-out away")
         if done.method.draws is None and done.method.chains is None:
             raise ValueError(no_draws(done.method))
-        if done.method.chains is not None and (clients or held_out):
-            raise ValueError(f"{done.method.name} samples what all clients share; leave --client and --held-out away")
+        if done.method.chains is not None and (clients or held_out or draws or chains):
+            raise ValueError(
+                f"{done.method.name} samples what all clients share, and has done so: leave --client, --held-out, --draws and "
+                "--chains away"
+            )
         from covey.inference import trace
 
         if done.method.chains is not None:
             drawn = done.chains.trace()
         else:
-            drawn = done.posterior.trace(clients or None, draws=draws, chains=chains, data=held if held_out else None)
+            number = {"draws": 1000 if draws is None else draws, "chains": 4 if chains is None else chains}
+            drawn = done.posterior.trace(clients or None, **number, data=held if held_out else None)
         table = trace.summarise(drawn, probability=probability)
         _print_summary(f"{done.name}: {done.method.name} after {done.round} rounds", table, probability)
         if out is not None:
@@ -351,16 +355,18 @@ def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
 
 
 def _print_summary(title: str, summary: "pd.DataFrame", probability: float) -> None:
-    table = Table("client", "parameter", title=title, title_justify="left")
+    of_clients = summary.index.nlevels > 1
+    table = Table(*(["client"] if of_clients else []), "parameter", title=title, title_justify="left")
     for name in ("mean", "sd", f"{100 * probability:g} % interval", "R-hat", "effective\ndraws"):
         table.add_column(name, justify="right")
     shown = summary.head(_LINES)
-    for (client, parameter), (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(shown.index, shown.to_numpy(), strict=True):
+    for place, (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(shown.index, shown.to_numpy(), strict=True):
         numbers = (f"{mean:.3g}", f"{sd:.3g}", f"{lower:.3g} to {upper:.3g}", f"{r_hat:.3f}", f"{min(bulk, tail):.0f}")
-        table.add_row(Text(client), Text(parameter), *numbers)
+        table.add_row(*map(Text, place if of_clients else [place]), *numbers)
     _console.print(table)
     if len(summary) > len(shown):
-        _console.print(f"{len(summary) - len(shown)} lines more: choose with --client, or write all with --out FILE.csv")
+        way = "choose with --client, or write" if of_clients else "write"
+        _console.print(f"{len(summary) - len(shown)} lines more: {way} all with --out FILE.csv")
 
 
 def _print_result(result: "Result") -> None:

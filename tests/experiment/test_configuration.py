@@ -294,3 +294,19 @@ def test_the_em_family_from_plain_values():
         configuration.checked(tables(method=method))
     vr = configuration.checked(tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4}))
     assert configuration.build(vr).method.name == "vr_fedem"
+
+
+def test_posterior_averaging_and_clusters_from_plain_values():
+    kernel = {"name": "hmc", "steps": 5}
+    chosen = [
+        {"name": "fedpa", "samples": 4, "rho": "oas", "minibatches": "independent", "rank": 2},
+        {"name": "fedpa", "rho": 0.5, "kernel": kernel, "step_size": 0.01, "weighting": "equal"},
+        {"name": "clustered", "clusters": 2, "tolerance": 0.2},
+        {"name": "mixture", "components": "auto"},
+    ]
+    found = [configuration.checked(tables(method=method)) for method in chosen]
+    assert [configuration.build(one).method.name for one in found[:-1]] == ["fedpa", "fedpa", "clustered"]
+    assert found[0].tables["method"]["rho"] == "oas"
+    assert found[-1].options["method"]["components"] == "auto"
+    with pytest.raises(ConfigurationError, match=r"method.rho: .*got 'oass'"):
+        configuration.checked(tables(method={"name": "fedpa", "rho": "oass"}))
