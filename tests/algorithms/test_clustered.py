@@ -75,6 +75,8 @@ def test_groups_are_found_as_the_paper_divides_them_and_each_has_the_model_of_it
         np.testing.assert_allclose(state.server.down.parameters.weight[found[group]], alone.server.parameters.weight, atol=1e-6)
     # The paper's first division: the smallest largest cosine across, which is complete linkage.
     unit, along = directions(state.server.down, old)
+    leading = np.linalg.eigh(unit.T @ unit)[1][:, -1]
+    assert abs(leading @ along) > 0.95  # power iteration follows a model that still moves a little
     two = fcluster(linkage((1 - unit @ unit.T)[np.triu_indices(8, 1)], "complete"), 2, "maxclust")
     assert len(set(zip(two, unit @ along > 0, strict=True))) == 2
 
