@@ -9,7 +9,7 @@ numbers are below the paper's and only the order of the methods can be compared:
     plays        Shakespeare's longest roles, windows that do not overlap; a character LSTM of one layer
 
 All clients take part in every round and make one pass over their rows; pFedMe's five steps a minibatch are five times the work.
-At the quick scale there are four methods, and so few rounds that their order means little. Every method has as many learning rates
+At the quick scale there are four methods, and so few rounds that their order means little. Every method has as many rates
 to choose from as the others, by the validation accuracy of the first seed, and every run is scored where its validation accuracy
 was best of those looked at. Test rows choose nothing. Means are weighted by the clients' training rows; the bottom decile is the
 accuracy of the (T/10)-th worst of T clients. The figure shows all clients, from the one served worst to the one served best.
