@@ -88,7 +88,7 @@ def test_a_channel_by_part(data):
     ("method", "channel"),
     [
         ("remembering", top_k(k=1)),  # whose memory must survive lost uploads too
-        ("fedpop", only("phi", dithering(levels=7))),
+        pytest.param("fedpop", only("phi", dithering(levels=7)), marks=pytest.mark.slow),
     ],
     ids=["top_k", "only"],
 )

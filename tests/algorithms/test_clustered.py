@@ -92,6 +92,7 @@ def directions(down, data):
     return np.array(slopes) / np.linalg.norm(slopes, axis=1, keepdims=True), np.append(along.weight, along.bias)
 
 
+@pytest.mark.slow
 def test_alike_clients_stay_together():
     state, lines = fit(clustered(models.linear(), **STEPS), grouped(1), 100)
     assert lines[-1]["clusters"] == 1

@@ -166,6 +166,7 @@ def test_memories_make_compressed_em_converge_and_without_them_it_stalls(partici
     assert norms["naive"] > 1e-3
 
 
+@pytest.mark.slow
 def test_variance_reduction_reaches_further_than_minibatches():
     data = mixture_data()
     model = tied()

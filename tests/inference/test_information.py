@@ -104,6 +104,7 @@ def test_what_cannot_be_had(theta):
         observed_information(method, MODEL, theta, data, effects=models.energy())
 
 
+@pytest.mark.slow
 def test_a_law_that_is_given_is_known(theta):
     """Its numbers have no standard errors, and the others' come from the information about phi alone."""
     data, law = FederatedData.from_clients(clients(6)), models.fixed(scale=0.8)

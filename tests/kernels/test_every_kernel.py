@@ -209,7 +209,11 @@ def test_the_metric_is_positive_where_the_posterior_is_not_concave():
 
 @pytest.mark.parametrize(
     ("kernel", "step", "biased"),
-    [(nuts(doublings=3), 0.8, False), (mala(), 0.8, False), (ornstein_uhlenbeck(), 0.2, True)],
+    [
+        pytest.param(nuts(doublings=3), 0.8, False, marks=pytest.mark.slow),
+        (mala(), 0.8, False),
+        (ornstein_uhlenbeck(), 0.2, True),
+    ],
     ids=["nuts", "mala", "ornstein_uhlenbeck"],
 )
 def test_a_skew_posterior(kernel, step, biased):
