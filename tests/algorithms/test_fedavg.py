@@ -119,10 +119,7 @@ def clients():
         yield data.rows.x[start : start + count], data.rows.y[start : start + count]
 
 
-slow = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", ["adam", pytest.param("yogi", marks=slow), pytest.param("adagrad", marks=slow)])
+@pytest.mark.parametrize("name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yogi", "adagrad"))])
 def test_server_optimisers_get_the_averaged_change(name):
     server = getattr(optax, name)(0.1)
     plain = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=3)

@@ -28,7 +28,7 @@ from covey.experiment.reproduce.fedpop_images import (
     strange,
     table,
 )
-from covey.experiment.run import run
+from covey.experiment.run import Run, run
 
 TINY = Size(seeds=1, clients=4, channels=(2, 3), hidden=(4,), halved=True, rounds=2, every=1, candidates=1, cohort=4)
 
@@ -89,8 +89,11 @@ def test_the_validation_rows_choose_where_a_run_is_scored(monkeypatch):
     looks = {"validation": [0.2, 0.3, 0.5, 0.4], "test": [0.9, 0.1, 0.6, 0.8]}
     data = images_of(Problem(2), TINY, 0)
 
-    class Walk:
+    class Walk(Run):
         round = 0
+
+        def __init__(self):
+            """Of nothing."""
 
         def go_on(self, rounds):
             self.round += rounds

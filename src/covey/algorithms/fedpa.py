@@ -105,15 +105,6 @@ class Up(NamedTuple):
     precision: Precision | Empty
 
 
-class Estimate(NamedTuple):
-    """What samples say of a client: Delta_i, trace(Sigma_i^-1) / d, c_i, and (columns) -> Sigma_i^-1 times columns."""
-
-    delta: Float[Array, " d"]
-    mean_precision: Float[Array, ""]
-    level: Float[Array, ""]
-    times: Callable[[Float[Array, "d rank"]], Float[Array, "d rank"]]
-
-
 class Sampler(NamedTuple):
     """A client's samples as displacements from theta: the trail after its burn-in, one sample more, and its info at the end."""
 
@@ -226,7 +217,7 @@ def fedpa(
             displacement, trail = sampler.sample(trail, number)
             return jnp.where(has_rows, displacement, 0.0), trail
 
-        trail, estimate = _estimate(one, sampler.trail, samples, flat, rho, solver)
+        trail, estimate = shrinkage.estimate(one, sampler.trail, samples, flat, rho, solver)
         tau = jnp.where(has_rows, estimate.mean_precision, 1.0) if rho == "oas" else jnp.ones((), flat.dtype)
         precision: Precision | Empty = Empty()
         if rank:
@@ -322,48 +313,6 @@ def fedpa(
         draws=draws if rank else None,
         publish=publish,
         burn_in=burn_in_rounds,
-    )
-
-
-def _estimate(
-    one: Callable[[PyTree, Int[Array, ""]], tuple[Float[Array, " d"], PyTree]],
-    trail: PyTree,
-    number: int,
-    at: Float[Array, " d"],
-    rho: int | float | Literal["oas"],
-    solver: str,
-) -> tuple[PyTree, Estimate]:
-    """Draw the samples, and what they say. With a rho that is given, a sample is forgotten once it is added."""
-    if rho != "oas" and solver == "recursive":
-
-        def add(carry, place):
-            trail, known = carry
-            displacement, trail = one(trail, place)
-            return (trail, shrinkage.add(known, displacement, rho)), None
-
-        start = (trail, shrinkage.no_samples(number, at.size, at.dtype))
-        (trail, known), _ = jax.lax.scan(add, start, jnp.arange(number))
-        return trail, _recursive(known, shrinkage.given(rho, known.count, at.dtype))
-
-    def keep(trail, place):
-        displacement, trail = one(trail, place)
-        return trail, displacement
-
-    trail, displacements = jax.lax.scan(keep, trail, jnp.arange(number))
-    level = shrinkage.oas(displacements) if rho == "oas" else shrinkage.given(rho, number, at.dtype)
-    if solver == "recursive":
-        return trail, _recursive(shrinkage.added(displacements, level.rho), level)
-    inverse = jnp.linalg.inv(shrinkage.dense_covariance(displacements, level))
-    delta = shrinkage.dense_delta(displacements, level)
-    return trail, Estimate(delta, jnp.mean(jnp.diag(inverse)), 1 / level.scale, lambda omega: inverse @ omega)
-
-
-def _recursive(known: shrinkage.Samples, level: shrinkage.Shrinkage) -> Estimate:
-    return Estimate(
-        shrinkage.delta(known, level),
-        shrinkage.mean_precision(known, level),
-        1 / level.scale,
-        lambda omega: shrinkage.precision_times(known, level, omega),
     )
 
 

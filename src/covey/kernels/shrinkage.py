@@ -21,11 +21,12 @@ refinement, O(l d) each, bring the digits back.
 m I, m = trace(S) / d, and not towards I.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, DTypeLike, Float, Int
+from jaxtyping import Array, DTypeLike, Float, Int, PyTree
 
 Number = int | float | Float[Array, ""]
 _REFINEMENTS = 2
@@ -54,6 +55,15 @@ class Shrinkage(NamedTuple):
 
     rho: Float[Array, ""]
     scale: Float[Array, ""]
+
+
+class Estimate(NamedTuple):
+    """What samples say of a client: Delta_i, trace(Sigma_i^-1) / d, c_i, and (columns) -> Sigma_i^-1 times columns."""
+
+    delta: Float[Array, " d"]
+    mean_precision: Float[Array, ""]
+    level: Float[Array, ""]
+    times: Callable[[Float[Array, "d rank"]], Float[Array, "d rank"]]
 
 
 def no_samples(number: int, size: int, dtype: DTypeLike = float) -> Samples:
@@ -141,6 +151,48 @@ def dense_covariance(displacements: Float[Array, "samples d"], shrinkage: Shrink
 def dense_delta(displacements: Float[Array, "samples d"], shrinkage: Shrinkage) -> Float[Array, " d"]:
     """The same as `delta` by solving with the matrix: O(d^3) time and O(d^2) memory."""
     return -jnp.linalg.solve(dense_covariance(displacements, shrinkage), jnp.mean(displacements, axis=0))
+
+
+def estimate(
+    one: Callable[[PyTree, Int[Array, ""]], tuple[Float[Array, " d"], PyTree]],
+    trail: PyTree,
+    number: int,
+    at: Float[Array, " d"],
+    rho: int | float | Literal["oas"],
+    solver: str,
+) -> tuple[PyTree, Estimate]:
+    """Draw the samples, and what they say. With a rho that is given, a sample is forgotten once it is added."""
+    if rho != "oas" and solver == "recursive":
+
+        def take_in(carry, place):
+            trail, known = carry
+            displacement, trail = one(trail, place)
+            return (trail, add(known, displacement, rho)), None
+
+        start = (trail, no_samples(number, at.size, at.dtype))
+        (trail, known), _ = jax.lax.scan(take_in, start, jnp.arange(number))
+        return trail, _recursive(known, given(rho, known.count, at.dtype))
+
+    def keep(trail, place):
+        displacement, trail = one(trail, place)
+        return trail, displacement
+
+    trail, displacements = jax.lax.scan(keep, trail, jnp.arange(number))
+    level = oas(displacements) if rho == "oas" else given(rho, number, at.dtype)
+    if solver == "recursive":
+        return trail, _recursive(added(displacements, level.rho), level)
+    inverse = jnp.linalg.inv(dense_covariance(displacements, level))
+    solution = dense_delta(displacements, level)
+    return trail, Estimate(solution, jnp.mean(jnp.diag(inverse)), 1 / level.scale, lambda omega: inverse @ omega)
+
+
+def _recursive(known: Samples, level: Shrinkage) -> Estimate:
+    return Estimate(
+        delta(known, level),
+        mean_precision(known, level),
+        1 / level.scale,
+        lambda omega: precision_times(known, level, omega),
+    )
 
 
 def _whitened(samples: Samples, right: Float[Array, " d *columns"]) -> Float[Array, " d *columns"]:

@@ -254,11 +254,18 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
 def best(method: Algorithm, data: FederatedData, size: Size, seed: int, look: Callable[[Run], Looked]) -> tuple[float, Looked]:
     """The best validation accuracy on the way, and what `look` saw of the run there."""
     done = run_method(method, data, rounds=size.every, seed=seed, cohort=uniform(size.cohort), progress=False)
-    highest = (_accuracy(done.evaluate(part="validation")), look(done))
-    while done.round < size.rounds:
-        accuracy = _accuracy(done.go_on(size.every).evaluate(part="validation"))
-        if accuracy > highest[0]:
-            highest = (accuracy, look(done))
+    return best_of(done, size.rounds, size.every, _accuracy, look)
+
+
+def best_of(
+    done: Run, rounds: int, every: int, accuracy: Callable[[Evaluation], float], look: Callable[[Run], Looked]
+) -> tuple[float, Looked]:
+    """The same of a run that has begun, looked at now and each `every` rounds up to `rounds`."""
+    highest = (accuracy(done.evaluate(part="validation")), look(done))
+    while done.round < rounds:
+        found = accuracy(done.go_on(every).evaluate(part="validation"))
+        if found > highest[0]:
+            highest = (found, look(done))
     return highest
 
 

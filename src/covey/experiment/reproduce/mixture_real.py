@@ -37,7 +37,7 @@ from covey.data.federated import FederatedData
 from covey.data.loaders import load
 from covey.engines.record import Diverged
 from covey.experiment.evaluation import Evaluation
-from covey.experiment.reproduce.fedpop_images import halved
+from covey.experiment.reproduce.fedpop_images import best_of, halved
 from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row
 from covey.experiment.reproduce.mixture_synthetic import COLOURS, Reproduced, Score, score
 from covey.experiment.run import run as run_method
@@ -204,12 +204,7 @@ def best(method: Algorithm, data: FederatedData, size: Size, seed: int) -> tuple
     """The best validation accuracy on the way, and the test accuracy there."""
     # Few large chunks: compiling a program for each size of clients would take longer than running it.
     done = run_method(method, data, rounds=size.every, seed=seed, chunk=20, progress=False)
-    highest = (score(done.evaluate(part="validation")).mean, done.evaluate())
-    while done.round < size.rounds:
-        accuracy = score(done.go_on(size.every).evaluate(part="validation")).mean
-        if accuracy > highest[0]:
-            highest = (accuracy, done.evaluate())
-    return highest
+    return best_of(done, size.rounds, size.every, lambda evaluation: score(evaluation).mean, lambda done: done.evaluate())
 
 
 def method_of(name: str, rate: float, model: Model) -> Algorithm:
