@@ -437,3 +437,54 @@ def test_sleepstudy(data_dir):
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         method(**options)
+
+
+def learned(rounds, data, **options):
+    """theta after some rounds, half of the clients in each; with the same draws of effects, whatever else a client draws."""
+    fed = method(draws=5, kernel=ornstein_uhlenbeck(), step_size=3.0, **options)
+    state = fed.init(jax.random.key(0), SPEC)
+    client = jax.jit(fed.client)
+    for number in range(rounds):
+        key = jax.random.fold_in(jax.random.key(1), number)
+        key = key if "phi_rate" in options else jax.random.split(key)[0]
+        down = fed.broadcast(state)
+        ups = [client(key, down, fed.init_client(key, down, one), one).up for one in data]
+        plain = jax.tree.map(lambda *leaves: sum(leaves), *ups)
+        weighted = jax.tree.map(lambda leaf: 2 * leaf, plain)
+        state, _ = fed.server(key, state, Aggregate(weighted, plain, jnp.asarray(2.0 * len(data)), jnp.asarray(len(data))))
+    return state.theta
+
+
+def test_phi_that_moves_in_one_step_at_the_client_is_phi_that_moves_at_the_server():
+    """All rows in one minibatch: the same as the gradient, and the priors of phi count as much."""
+    data = [whole(CLIENT.rows), whole(Rows(CLIENT.rows.x[:5] + 1, CLIENT.rows.y[:5]))]
+    rate = 0.01
+    moved = learned(10, data, phi_rate=rate, batch_size=None, phi_prior=0.5)
+    at_server = learned(10, data, phi_optimizer=optax.sgd(rate / 4), phi_prior=0.5)
+    for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(at_server), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+    unlike = learned(10, data, phi_rate=rate, batch_size=None)
+    assert np.max(np.abs(unlike.phi.weight - moved.phi.weight)) > 1e-3
+
+
+def test_phi_moves_along_a_pass_over_the_rows(down):
+    """Rows that are all alike: any order is the same, and the steps can be written out."""
+    rows, rate, size = 7, 0.03, 3
+    x, y = np.tile([0.4, -1.2], (rows, 1)), np.full(rows, 2.0)
+    key = jax.random.key(5)
+    fed = method(draws=4, phi_rate=rate, batch_size=size)
+    local = fed.client(key, down, fed.init_client(key, down, whole(Rows(x, y))), whole(Rows(x, y)))
+    effect = np.mean(np.asarray(local.pending.draws) @ [1.0, x[0, SLOPES[0]]])
+    weight, bias = THETA.phi
+    for number in (3, 3, 1):
+        pull = rate * number * (y[0] - x[0] @ weight - bias - effect) / NOISE**2
+        weight, bias = weight + pull * x[0], bias + pull
+    np.testing.assert_allclose(local.up.phi.weight, (weight - THETA.phi.weight) / rate, rtol=1e-9)
+    np.testing.assert_allclose(local.up.phi.bias, (bias - THETA.phi.bias) / rate, rtol=1e-9)
+
+
+def test_a_client_without_rows_leaves_phi_where_it_is(down):
+    key, empty = jax.random.key(5), whole(CLIENT.rows)._replace(count=jnp.int32(0))
+    fed = method(draws=4, phi_rate=0.1)
+    up = fed.client(key, down, fed.init_client(key, down, empty), empty).up
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(up.phi))

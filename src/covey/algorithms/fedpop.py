@@ -23,6 +23,14 @@ The same gradient by beta has another form, with effects as z = T(beta, u) and u
 I_i = mean_m grad_beta log p(D_i | T(beta, U_m), phi). Its variance does not grow as effects get small, where that of the form
 above, (Z - mean) / sigma^2 for a Gaussian, has no bound; where clients have many rows the first form is the better one.
 
+With many rows a client and few rounds, one step of phi a round is little. With `phi_rate` r a client takes its draws and then
+walks once through minibatches of its rows, phi moving along: J_i is the sum of the gradients on the way,
+
+    phi_i = phi_i + r mean_m sum over a minibatch of grad_phi log p(row | Z_m, phi_i),    J_i = (phi_i - phi) / r
+
+For r -> 0 this is J_i as above. The server takes the mean of phi_i - phi for its descent, so that SGD with step 1 averages the
+phi_i, as FedRep does. The paper has this in its experiments ("multiple local steps") and not in its algorithm.
+
 With little noise and few rows a client's effects fit its rows whatever phi is, and phi hardly moves. `anneal` starts from a
 flatter likelihood, p(D_i | phi, z)^(1/T), which for Gaussian noise is more noise, and lets T fall to 1.
 
@@ -41,7 +49,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from covey.algorithms.fedavg import Info
 from covey.core.algorithm import Algorithm, Empty, Local
-from covey.core.shard import all_rows
+from covey.core.shard import all_rows, batches_of
+from covey.kernels.descent import schedule, walk
 from covey.kernels.kernel import Kernel, Posterior, chain
 from covey.kernels.langevin import ula
 from covey.models.effects import Law, gaussian
@@ -94,6 +103,8 @@ def fedpop(
     effects: Law | None = None,
     centred: bool = True,
     scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
+    phi_rate: float | None = None,
+    batch_size: int | None = 32,
     phi_optimizer: optax.GradientTransformation | None = None,
     beta_optimizer: optax.GradientTransformation | None = None,
     phi_prior: float | None = None,
@@ -112,7 +123,9 @@ def fedpop(
         effects: the law of the effects, from `covey.models.effects`; by default a Gaussian with a deviation for each effect.
         centred: which of the two forms of the gradient by beta; False for effects that are small or hardly known from the rows.
         scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
-        phi_optimizer: the server's for phi; Adam with step 0.01 and b2 0.95 by default.
+        phi_rate: the step of phi at a client, for a row, along a pass over its rows; None sends the gradient at phi.
+        batch_size: of these minibatches; None for all rows at once.
+        phi_optimizer: the server's for phi; Adam with step 0.01 and b2 0.95 by default, SGD with step 1 where there is a phi_rate.
         beta_optimizer: the same for beta.
         phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi; None is flat.
         beta_prior: the same for beta, where deviations count by their logarithm.
@@ -120,7 +133,7 @@ def fedpop(
         adapt_burn_in: transitions before the draws of a client that never took part.
     """
     _check_options(
-        {"step_size": step_size, "phi_prior": phi_prior, "beta_prior": beta_prior},
+        {"step_size": step_size, "phi_rate": phi_rate, "phi_prior": phi_prior, "beta_prior": beta_prior},
         {"draws": (draws, 1), "burn_in": (burn_in, 0), "adapt_burn_in": (adapt_burn_in, 0)},
     )
     if scaling not in ("inverse_probability", "ratio"):
@@ -136,8 +149,10 @@ def fedpop(
         raise ValueError("fedpop: centred=False needs a Gaussian law of the effects that is learned, models.gaussian()")
     transition = ula() if kernel is None else kernel
     # Gradients are huge where a fit begins far off; a short memory of their squares forgets that in time.
-    phi_ascent = optax.adam(0.01, b2=0.95) if phi_optimizer is None else phi_optimizer
-    beta_ascent = optax.adam(0.01, b2=0.95) if beta_optimizer is None else beta_optimizer
+    usual = optax.adam(0.01, b2=0.95)
+    phi_ascent = phi_optimizer or (usual if phi_rate is None else optax.sgd(1.0))
+    beta_ascent = beta_optimizer or usual
+    minibatch = schedule(batch_size=batch_size, epochs=1, steps=None).batch_size
 
     def sample(key, down, data, start, memory, *, burn_in, draws):
         posterior = Posterior(
@@ -174,7 +189,23 @@ def fedpop(
         start = law.start(of_law(model, down.theta))
         return Personal(jnp.tile(start, (draws, 1)), transition.init(start))
 
+    def along(key, down, effects, data, rate):
+        """The gradient by phi, summed along a pass over the rows."""
+
+        def fit(phi, batch):
+            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, batch.rows))(effects)
+            return jnp.sum(jnp.where(batch.mask, terms, 0.0)) / (draws * down.temperature)
+
+        def step(phi, batch):
+            return jax.tree.map(lambda p, s: p + rate * s, phi, jax.grad(fit)(phi, batch))
+
+        start = down.theta.phi
+        end = walk(key, data, minibatch, 0, batches_of(data, minibatch)[1], step, start)
+        return jax.tree.map(lambda p, q: (p - q) / rate, end, start)
+
     def client(key, down, personal, data):
+        if phi_rate is not None:
+            key, key_along = jax.random.split(key)
         personal = sample(key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws)
         rows, mask = all_rows(data)
 
@@ -191,6 +222,8 @@ def fedpop(
             return fit / down.temperature + log_prior, fit
 
         slope, fit = jax.grad(log_joint, has_aux=True)(down.theta)
+        if phi_rate is not None:
+            slope = slope._replace(phi=along(key_along, down, personal.draws, data, phi_rate))
         info = Info(-fit / jnp.maximum(data.count, 1), jnp.asarray(burn_in + draws))
         return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
 
@@ -207,10 +240,11 @@ def fedpop(
         if law.normaliser is not None:
             mean, particles = law.normaliser.gradient(key, theta.beta, particles)
             beta_slope = jax.tree.map(lambda s, m: s - clients * m, beta_slope, mean)
-        phi, phi_memory = _ascend(phi_ascent, phi_prior, phi_slope, state.phi_optimizer, theta.phi)
+        unit = 1.0 if phi_rate is None else phi_rate / jnp.maximum(clients, 1.0)
+        phi, phi_memory = _ascend(phi_ascent, phi_prior, phi_slope, state.phi_optimizer, theta.phi, unit)
         beta, beta_memory = theta.beta, state.beta_optimizer
         if law.learned:
-            beta, beta_memory = _ascend(beta_ascent, beta_prior, beta_slope, beta_memory, beta)
+            beta, beta_memory = _ascend(beta_ascent, beta_prior, beta_slope, beta_memory, beta, 1.0)
             beta = law.project(beta)
         return State(Population(phi, beta), phi_memory, beta_memory, particles, state.clients, state.round + 1), Empty()
 
@@ -257,11 +291,16 @@ def of_law(model: MixedModel, theta: Population) -> PyTree:
 
 
 def _ascend(
-    optimizer: optax.GradientTransformation, prior: float | None, slope: PyTree, memory: PyTree, at: PyTree
+    optimizer: optax.GradientTransformation,
+    prior: float | None,
+    slope: PyTree,
+    memory: PyTree,
+    at: PyTree,
+    unit: float | Float[Array, ""],
 ) -> tuple[PyTree, PyTree]:
-    """One step up the log-posterior; Optax descends, so it gets the negative gradient."""
+    """One step up the log-posterior; Optax descends, so it gets the negative gradient, times `unit`."""
     shrink = 0.0 if prior is None else 1 / prior**2
-    down = jax.tree.map(lambda s, value: shrink * value - s, slope, at)
+    down = jax.tree.map(lambda s, value: unit * (shrink * value - s), slope, at)
     updates, memory = optimizer.update(down, memory, at)
     return optax.apply_updates(at, updates), memory
 

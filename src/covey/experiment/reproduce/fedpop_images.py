@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from covey.core.metrics import Calibration
 
 PASSES = 11
+BATCH = 10
+SMALL = 25  # training images of a client where they are few
 DEVIATION = 0.1  # of the effects, to start from; about that of a network's own first weights
 COLOURS = {"FedSOUL": "#1f6fb2", "FedRep": "#d1733b", "APFL": "#4f9d69", "FedAvg": "#b9b9b9", "Local": "#7f7f7f"}
 # Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body for FedRep.
@@ -76,7 +78,7 @@ class Problem(NamedTuple):
     classes: int
     few: int | None = None
     share: float = 0.0
-    most: int | None = 25
+    most: int | None = SMALL
     images: str = "cifar10"
 
     @property
@@ -121,7 +123,8 @@ def run_table(scale: Scale, report: Report) -> Reproduced:
     """Table 2, CIFAR-10: all images."""
     if scale == "quick":
         return table([Problem(2, most=60)], QUICK._replace(rounds=30, every=15), report)
-    return table([Problem(2, most=None), Problem(5, most=None)], FULL._replace(seeds=1, candidates=1), report)
+    size = FULL._replace(seeds=1, channels=QUICK.channels, hidden=QUICK.hidden)
+    return table([Problem(2, most=None), Problem(5, most=None)], size, report)
 
 
 def run_calibration(scale: Scale, report: Report) -> Reproduced:
@@ -219,7 +222,9 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
 
     FedSOUL's step is the variance that the law of the effects starts from: a chain then forgets in one step what no row speaks
     of, and draws of a round are hardly correlated. Rows bend the posterior further, so many of them need a shorter step; the law
-    may become wider and not narrower, as then the step would be too long. FedRep's head learns at a quarter of its body's rate.
+    may become wider and not narrower, as then the step would be too long. With more than a few images, phi moves along a pass over
+    minibatches at the client, as FedRep's body does; with few, once a round by Adam at the server. FedRep's head learns at a
+    quarter of its body's rate.
     """
     whole = cifar_cnn(channels=size.channels, hidden=size.hidden)
     cut = mixed_cifar_cnn(channels=size.channels, hidden=size.hidden)
@@ -228,12 +233,15 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
         return optax.sgd(rate, momentum=0.5)
 
     if name == "FedSOUL":
+        many = rows > SMALL
         return fedpop(
             cut,
-            step_size=DEVIATION**2 * min(1.0, 25 / rows),
+            step_size=DEVIATION**2 * min(1.0, SMALL / rows),
             draws=PASSES - 1,
             effects=gaussian(covariance="isotropic", initial_scale=DEVIATION, scale_bounds=(DEVIATION, 10 * DEVIATION)),
-            phi_optimizer=optax.adam(3e-3),
+            phi_rate=0.01 if many else None,
+            batch_size=BATCH,
+            phi_optimizer=None if many else optax.adam(3e-3),
             beta_optimizer=optax.adam(setting),
         )
     if name == "FedRep":
@@ -241,14 +249,14 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
             cut,
             head_optimizer=sgd(setting / 4),
             body_optimizer=sgd(setting),
-            batch_size=10,
+            batch_size=BATCH,
             head_epochs=PASSES - 1,
             body_epochs=1,
         )
     if name == "APFL":
-        return apfl(whole, client_optimizer=sgd(setting), batch_size=10, epochs=PASSES // 2, alpha=0.5, alpha_step=setting)
+        return apfl(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES // 2, alpha=0.5, alpha_step=setting)
     make = {"FedAvg": fedavg, "Local": local}[name]
-    return make(whole, client_optimizer=sgd(setting), batch_size=10, epochs=PASSES)
+    return make(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES)
 
 
 def best(method: Algorithm, data: FederatedData, size: Size, seed: int, look: Callable[[Run], Looked]) -> tuple[float, Looked]:
