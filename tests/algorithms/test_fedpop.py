@@ -1,5 +1,6 @@
 """FedPop against linear Gaussian mixed models, where posteriors, marginal likelihood and the law of the chain are exact."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -484,7 +485,7 @@ def test_phi_moves_along_a_pass_over_the_rows(down):
 
 
 def test_a_client_without_rows_leaves_phi_where_it_is(down):
-    key, empty = jax.random.key(5), whole(CLIENT.rows)._replace(count=jnp.int32(0))
+    key, empty = jax.random.key(5), replace(whole(CLIENT.rows), count=jnp.int32(0))
     fed = method(draws=4, phi_rate=0.1)
     up = fed.client(key, down, fed.init_client(key, down, empty), empty).up
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(up.phi))
