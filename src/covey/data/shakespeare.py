@@ -19,20 +19,25 @@ VOCABULARY = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.asci
 _FILE = "shakespeare/shakespeare_characters.jsonl.gz"
 
 
-def shakespeare(*, min_characters: int = 2000, stride: int = WINDOW) -> FederatedData:
+def shakespeare(*, min_characters: int = 2000, window: int = WINDOW, stride: int | None = None) -> FederatedData:
     """x: 80 character codes; y: the code of the next character. Clients are named play:ROLE.
 
     min_characters: roles with fewer characters of speech are left out.
-    stride: characters from one window to the next. The default makes windows that do not overlap, so that a random split does not
-        show test characters in training; LEAF uses 1, which makes four million rows.
+    window: how many characters are read before the next is told; LEAF has 80.
+    stride: characters from one window to the next. By default windows do not overlap, so that a random split does not show test
+        characters in training; LEAF uses 1, which makes four million rows.
     """
-    if min_characters <= WINDOW or stride < 1:
-        raise ValueError(f"min_characters must be more than {WINDOW} and stride at least 1, got {min_characters=}, {stride=}")
+    stride = window if stride is None else stride
+    if window < 1 or min_characters <= window or stride < 1:
+        raise ValueError(
+            f"window and stride must be at least 1 and min_characters more than the window, "
+            f"got {window=}, {stride=}, {min_characters=}"
+        )
     roles = _roles()
     names = [name for name, codes in roles.items() if len(codes) >= min_characters]
     if not names:
         raise ValueError(f"no role has {min_characters} characters; the longest has {max(map(len, roles.values()))}")
-    windows = [np.lib.stride_tricks.sliding_window_view(roles[name], WINDOW + 1)[::stride] for name in names]
+    windows = [np.lib.stride_tricks.sliding_window_view(roles[name], window + 1)[::stride] for name in names]
     every = np.concatenate(windows).astype(np.int32)
     counts = [len(rows) for rows in windows]
     return FederatedData.from_rows(Rows(every[:, :-1], every[:, -1]), counts, names=names, classes=len(VOCABULARY) + 1)
