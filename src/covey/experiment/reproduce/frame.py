@@ -39,6 +39,11 @@ def spread(values: np.ndarray) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
+def number(value: float | int | None) -> str:
+    """For tables; empty where there is none."""
+    return "" if value is None else f"{value:.4g}"
+
+
 class Claim(NamedTuple):
     """A statement of the paper in words, the value it is about, the bound it sets, and whether ours is within."""
 
