@@ -432,6 +432,8 @@ def test_sleepstudy(data_dir):
     [
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"phi_prior": 0.0}, "phi_prior must be above 0, got 0"),
+        ({"phi_rate": -1.0}, "phi_rate must be above 0, got -1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"anneal": (0.5, 10)}, "a temperature of at least 1 and a number of rounds, got"),
     ],
 )
@@ -489,3 +491,9 @@ def test_a_client_without_rows_leaves_phi_where_it_is(down):
     fed = method(draws=4, phi_rate=0.1)
     up = fed.client(key, down, fed.init_client(key, down, empty), empty).up
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(up.phi))
+
+
+def test_a_law_inside_phi_has_no_rows_to_pass_over():
+    model = models.mixed_linear(slopes=SLOPES)._replace(law=models.gaussian())
+    with pytest.raises(ValueError, match=r"phi of mixed_linear has the law of its effects in it.*leave phi_rate= out"):
+        fedpop(model, step_size=0.1, phi_rate=0.1)

@@ -125,7 +125,7 @@ def fedpop(
         scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
         phi_rate: the step of phi at a client, for a row, along a pass over its rows; None sends the gradient at phi.
         batch_size: of these minibatches; None for all rows at once.
-        phi_optimizer: the server's for phi; Adam with step 0.01 and b2 0.95 by default, SGD with step 1 where there is a phi_rate.
+        phi_optimizer: the server's for phi; by default Adam with step 0.01 and b2 0.95, with a phi_rate SGD with step 1.
         beta_optimizer: the same for beta.
         phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi; None is flat.
         beta_prior: the same for beta, where deviations count by their logarithm.
@@ -142,6 +142,11 @@ def fedpop(
         raise ValueError(f"fedpop: anneal is a temperature of at least 1 and a number of rounds, got {anneal}")
     if model.law is not None and effects is not None:
         raise ValueError(f"fedpop: {model.name} has a law of its effects of its own; leave effects= out")
+    if model.law is not None and phi_rate is not None:
+        raise ValueError(
+            f"fedpop: phi of {model.name} has the law of its effects in it, whose gradient has no rows to pass over; "
+            "leave phi_rate= out"
+        )
     law = model.law or effects or gaussian()
     if (model.law is not None or not law.learned) and not (beta_optimizer is None and beta_prior is None):
         raise ValueError("fedpop: this law of the effects has no parameters to learn; leave beta_optimizer= and beta_prior= out")
@@ -189,15 +194,16 @@ def fedpop(
         start = law.start(of_law(model, down.theta))
         return Personal(jnp.tile(start, (draws, 1)), transition.init(start))
 
+    def fit(phi, effects, batch):
+        """The log-likelihood of some rows, the mean over draws of the effects."""
+        terms = jax.vmap(lambda z: model.log_likelihood(phi, z, batch.rows))(effects)
+        return jnp.sum(jnp.where(batch.mask, terms, 0.0)) / draws
+
     def along(key, down, effects, data, rate):
         """The gradient by phi, summed along a pass over the rows."""
 
-        def fit(phi, batch):
-            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, batch.rows))(effects)
-            return jnp.sum(jnp.where(batch.mask, terms, 0.0)) / (draws * down.temperature)
-
         def step(phi, batch):
-            return jax.tree.map(lambda p, s: p + rate * s, phi, jax.grad(fit)(phi, batch))
+            return jax.tree.map(lambda p, s: p + rate / down.temperature * s, phi, jax.grad(fit)(phi, effects, batch))
 
         start = down.theta.phi
         end = walk(key, data, minibatch, 0, batches_of(data, minibatch)[1], step, start)
@@ -207,24 +213,20 @@ def fedpop(
         if phi_rate is not None:
             key, key_along = jax.random.split(key)
         personal = sample(key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws)
-        rows, mask = all_rows(data)
-
-        def log_likelihood(phi, effects):
-            terms = jax.vmap(lambda z: model.log_likelihood(phi, z, rows))(effects)
-            return jnp.sum(jnp.where(mask, terms, 0.0)) / draws
+        every = all_rows(data)
 
         def log_joint(theta):
             if law.transport is not None and not centred:
-                fit = log_likelihood(theta.phi, jax.vmap(partial(law.transport, down.theta.beta, theta.beta))(personal.draws))
-                return fit / down.temperature, fit
-            fit = log_likelihood(theta.phi, personal.draws)
+                found = fit(theta.phi, jax.vmap(partial(law.transport, down.theta.beta, theta.beta))(personal.draws), every)
+                return found / down.temperature, found
+            found = fit(theta.phi, personal.draws, every)
             log_prior = jnp.mean(jax.vmap(lambda z: law.log_density(of_law(model, theta), z))(personal.draws))
-            return fit / down.temperature + log_prior, fit
+            return found / down.temperature + log_prior, found
 
-        slope, fit = jax.grad(log_joint, has_aux=True)(down.theta)
+        slope, found = jax.grad(log_joint, has_aux=True)(down.theta)
         if phi_rate is not None:
             slope = slope._replace(phi=along(key_along, down, personal.draws, data, phi_rate))
-        info = Info(-fit / jnp.maximum(data.count, 1), jnp.asarray(burn_in + draws))
+        info = Info(-found / jnp.maximum(data.count, 1), jnp.asarray(burn_in + draws))
         return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
 
     def server(key, state, aggregate):

@@ -222,9 +222,9 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
 
     FedSOUL's step is the variance that the law of the effects starts from: a chain then forgets in one step what no row speaks
     of, and draws of a round are hardly correlated. Rows bend the posterior further, so many of them need a shorter step; the law
-    may become wider and not narrower, as then the step would be too long. With more than a few images, phi moves along a pass over
-    minibatches at the client, as FedRep's body does; with few, once a round by Adam at the server. FedRep's head learns at a
-    quarter of its body's rate.
+    may become wider and not narrower, as then the step would be too long. With more than a few images phi moves along a pass
+    over minibatches at the client, as FedRep's body does; with few, once a round by Adam at the server. FedRep's head learns at
+    a quarter of its body's rate.
     """
     whole = cifar_cnn(channels=size.channels, hidden=size.hidden)
     cut = mixed_cifar_cnn(channels=size.channels, hidden=size.hidden)
