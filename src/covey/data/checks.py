@@ -37,6 +37,17 @@ def check_identities(ids: Int[np.ndarray, " clients"], names: Shaped[np.ndarray,
     _check_unique("name", names)
 
 
+def check_lengths(rows: PyTree, counts: Int[np.ndarray, " clients"]) -> None:
+    """The arrays have as many rows as the clients together, at least one."""
+    if counts.ndim != 1 or np.any(counts < 0):
+        raise ValueError("counts must be a list of numbers of rows, one for each client")
+    lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
+    if lengths != {int(counts.sum())}:
+        raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
+    if not counts.sum():
+        raise ValueError("there are no rows at all")
+
+
 def check_rows(
     rows: PyTree,
     ends: Int[np.ndarray, " clients"],

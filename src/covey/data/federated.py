@@ -16,6 +16,7 @@ from jaxtyping import Int, Int64, PyTree, Shaped
 
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import checks, frames, storage
+from covey.data.order import hashed, ranges, shuffled, words_of
 from covey.data.scaling import Scaling
 from covey.data.scaling import fit as fit_scaling
 
@@ -70,7 +71,7 @@ class FederatedData:
         if len(numbers) != len(counts):
             raise ValueError(f"{len(numbers)} ids were given for {len(counts)} clients")
         checks.check_identities(numbers, labels)
-        _check_lengths(rows, counts)
+        checks.check_lengths(rows, counts)
 
         def name_of(position: int) -> str:
             return str(numbers[position] if labels is None else labels[position])
@@ -237,7 +238,7 @@ class FederatedData:
 
     def rows_in(self, part: Part) -> PyTree:
         """The rows of one part of all clients, client after client."""
-        return _take(self.rows, _ranges(self.starts(part), self.counts(part)))
+        return _take(self.rows, ranges(self.starts(part), self.counts(part)))
 
     def shard(self, position: int, part: Part) -> Shard:
         """One client's own rows of a part, as a site would hold them."""
@@ -257,7 +258,7 @@ class FederatedData:
         if min(validation, test) < 0 or validation + test >= 1:
             raise ValueError(f"fractions must be at least 0 and add up to less than 1, got {validation=}, {test=}")
         starts, sizes = self.bounds[:, 0], self.bounds[:, 3] - self.bounds[:, 0]
-        order = _shuffled(_of_clients(seed, self.ids), sizes)
+        order = shuffled(words_of(seed, self.ids), sizes)
         spare = np.maximum(sizes - 1, 0)
         to_test = np.minimum(np.floor(sizes * test + 0.5).astype(np.int64), spare)
         to_validation = np.minimum(np.floor(sizes * validation + 0.5).astype(np.int64), spare - to_test)
@@ -276,14 +277,14 @@ class FederatedData:
         _check_limits(train_rows, few_rows, few_share)
         trained = self.counts("train")
         # Hashed once more than for a split: of the same seed, both would otherwise order the rows by the same tickets.
-        own = _hash(_of_clients(seed, self.ids))
+        own = hashed(words_of(seed, self.ids))
         most = np.full(self.clients, np.iinfo(np.int64).max if train_rows is None else train_rows)
         if few_rows is not None:
             most[np.argsort(own, kind="stable")[: int(np.floor(few_share * self.clients + 0.5))]] = few_rows
         kept = np.minimum(trained, most)
-        first = _shuffled(own, trained)[_ranges(np.cumsum(trained) - trained, kept)]
-        others = _ranges(self.bounds[:, 1], self.bounds[:, 3] - self.bounds[:, 1])
-        order = np.sort(np.concatenate([_ranges(self.starts("train"), trained)[first], others]))
+        first = shuffled(own, trained)[ranges(np.cumsum(trained) - trained, kept)]
+        others = ranges(self.bounds[:, 1], self.bounds[:, 3] - self.bounds[:, 1])
+        order = np.sort(np.concatenate([ranges(self.starts("train"), trained)[first], others]))
         bounds = self.bounds - np.cumsum(trained - kept)[:, None]
         bounds[:, 0] += trained - kept
         return replace(self, rows=_take(self.rows, order), bounds=bounds)
@@ -300,7 +301,7 @@ class FederatedData:
         if np.all(np.diff(chosen) == 1):
             rows = jax.tree.map(lambda leaf: leaf[starts[0] : bounds[-1, 3]], self.rows)
         else:
-            rows = _take(self.rows, _ranges(starts, sizes))
+            rows = _take(self.rows, ranges(starts, sizes))
         moved = bounds + (np.cumsum(sizes) - sizes - starts)[:, None]
         names = None if self.names is None else np.asarray(self.names)[chosen]
         return FederatedData(rows, moved, self.ids[chosen], names, self.spec)
@@ -317,7 +318,7 @@ class FederatedData:
         sizes = np.asarray([0, *(self.counts(part).sum() for part in PARTS)])
         rows = self.rows
         if sizes[1] < sizes.sum():
-            rows = _take(rows, np.concatenate([_ranges(self.starts(part), self.counts(part)) for part in PARTS]))
+            rows = _take(rows, np.concatenate([ranges(self.starts(part), self.counts(part)) for part in PARTS]))
         return FederatedData(rows, np.cumsum(sizes)[None], np.zeros(1, np.int64), ("pooled",), self.spec)
 
     def standardised(self, *, scaling: Scaling | None = None) -> "tuple[FederatedData, Scaling]":
@@ -346,24 +347,8 @@ def _take(rows: PyTree, order: Int[np.ndarray, " rows"]) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[order]), rows)
 
 
-def _ranges(starts: Int64[np.ndarray, " n"], counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " rows"]:
-    """The numbers starts[i], ..., starts[i] + counts[i] - 1, for every i in turn."""
-    ends = np.cumsum(counts)
-    return np.arange(counts.sum()) + np.repeat(starts - (ends - counts), counts)
-
-
 def _row_spec(rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
-
-
-def _check_lengths(rows: PyTree, counts: Int64[np.ndarray, " clients"]) -> None:
-    if counts.ndim != 1 or np.any(counts < 0):
-        raise ValueError("counts must be a list of numbers of rows, one for each client")
-    lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
-    if lengths != {int(counts.sum())}:
-        raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
-    if not counts.sum():
-        raise ValueError("there are no rows at all")
 
 
 def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
@@ -376,29 +361,3 @@ def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int |
             raise ValueError(f"limited: {name} must be at least 1, got {rows}")
     if train_rows is not None and few_rows is not None and few_rows > train_rows:
         raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
-
-
-def _of_clients(seed: int, ids: Int64[np.ndarray, " clients"]) -> np.ndarray:
-    """A random word for each client."""
-    return _hash(_hash(_words(seed)) + _words(ids))
-
-
-def _shuffled(words: np.ndarray, counts: Int64[np.ndarray, " clients"]) -> Int64[np.ndarray, " rows"]:
-    """Row numbers client after client, each client's in random order by tickets that are made of its word."""
-    tickets = _hash(np.repeat(words, counts) + _words(_ranges(np.zeros_like(counts), counts)))
-    position = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
-    # One sort key, the client in its upper 31 bits and the ticket below: far faster than a sort by two keys.
-    return np.argsort((position << np.uint64(33)) | (tickets >> np.uint64(31)), kind="stable")
-
-
-def _words(values: int | np.ndarray) -> np.ndarray:
-    """Whole numbers as 64-bit words, spread by an odd constant (the golden ratio) so that neighbours differ in all bits."""
-    words = np.asarray([values & (2**64 - 1)], np.uint64) if isinstance(values, int) else values.astype(np.uint64)
-    return (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-
-
-def _hash(words: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection of 64-bit words; each bit touches all others."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
