@@ -38,12 +38,14 @@ class Spec(NamedTuple):
     classes: the number of labels, or None where the outcome is a number.
     clients: the number of clients, whether they take part or not.
     examples: the number of training rows that they have together.
+    features: the names of the columns of x, where they have names.
     """
 
     rows: PyTree
     classes: int | None = None
     clients: int | None = None
     examples: int | None = None
+    features: tuple[str, ...] | None = None
 
 
 class Batch(NamedTuple):

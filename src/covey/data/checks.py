@@ -4,7 +4,7 @@ Rows are read in blocks, so that a memory-mapped file larger than memory can be 
 was found, and what to do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -46,6 +46,19 @@ def check_lengths(rows: PyTree, counts: Int[np.ndarray, " clients"]) -> None:
         raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
     if not counts.sum():
         raise ValueError("there are no rows at all")
+
+
+def check_columns(names: Sequence[str], rows: PyTree) -> None:
+    """Names of columns are different words, one for each column of x."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"features must be a list of names, got {names!r}")
+    if not isinstance(rows, Rows) or not isinstance(rows.x, np.ndarray) or rows.x.ndim != 2:
+        raise ValueError("features names the columns of x, but a row of these data is no list of numbers; leave it out")
+    if len(names) != rows.x.shape[1]:
+        raise ValueError(f"{len(names)} names were given for {rows.x.shape[1]} columns of x; give one for each")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ValueError(f"two columns have the name {twice[0]!r}; every column needs its own")
 
 
 def check_rows(

@@ -33,7 +33,7 @@ class FederatedData:
     bounds: for each client, the row numbers where its training, validation and test rows start, and where it ends.
     ids: stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a client in every subset.
     names: what reports call the clients; None stands for the ids.
-    spec: the shapes of one row, the number of labels, of clients and of their training rows.
+    spec: the shapes of one row, the names of its columns, the number of labels, of clients and of their training rows.
     """
 
     rows: PyTree
@@ -54,12 +54,14 @@ class FederatedData:
         *,
         ids: Values | None = None,
         names: Values | None = None,
+        features: Sequence[str] | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
     ) -> "FederatedData":
         """Rows that already lie client after client, `counts[i]` of them for client i. Arrays of the right type are not copied.
 
+        features: the names of the columns of x, by which models and summaries then call them.
         classes: the number of labels 0, 1, ..., or None for an outcome that is a number.
         allow_missing: accept NaN features; `standardised` fills them.
         drop_empty: leave out clients without rows, which are an error otherwise.
@@ -72,6 +74,8 @@ class FederatedData:
             raise ValueError(f"{len(numbers)} ids were given for {len(counts)} clients")
         checks.check_identities(numbers, labels)
         checks.check_lengths(rows, counts)
+        if features is not None:
+            checks.check_columns(features, rows)
 
         def name_of(position: int) -> str:
             return str(numbers[position] if labels is None else labels[position])
@@ -88,7 +92,8 @@ class FederatedData:
         checks.check_rows(rows, ends, name_of, classes=classes, allow_missing=allow_missing)
         rows = checks.settled(rows, classes)
         bounds = np.stack([ends - counts, ends, ends, ends], axis=1)
-        return cls(rows, bounds, numbers, labels, Spec(_row_spec(rows), classes))
+        spec = Spec(_row_spec(rows), classes, features=None if features is None else tuple(features))
+        return cls(rows, bounds, numbers, labels, spec)
 
     @classmethod
     def from_arrays(
@@ -99,12 +104,14 @@ class FederatedData:
         *,
         classes: int | None = None,
         names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
         allow_missing: bool = False,
     ) -> "FederatedData":
         """All rows together, and a label for each that says whose it is. Clients come in the order of their labels.
 
         Integers in [0, 2**31) become the clients' ids. Other labels become their names, numbered from 0 in sorted order.
         names: of the distinct labels, in sorted order.
+        features: the names of the columns of x.
         """
         rows, owner = Rows(np.asanyarray(x), np.asanyarray(y)), np.asarray(client)
         if owner.shape != rows.y.shape[:1]:
@@ -121,6 +128,7 @@ class FederatedData:
             counts,
             ids=labels if are_ids else None,
             names=names if names is not None or are_ids else labels.astype(str),
+            features=features,
             classes=classes,
             allow_missing=allow_missing,
         )
@@ -130,11 +138,15 @@ class FederatedData:
         cls,
         clients: Mapping[str, tuple[Values, Values]],
         *,
+        features: Sequence[str] | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
     ) -> "FederatedData":
-        """Features and outcomes of each client, by name. Clients keep the order given and are numbered from 0."""
+        """Features and outcomes of each client, by name. Clients keep the order given and are numbered from 0.
+
+        features: the names of the columns of x.
+        """
         if not clients:
             raise ValueError("no clients were given")
         parts = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
@@ -151,6 +163,7 @@ class FederatedData:
             Rows(*(np.concatenate(leaves) for leaves in zip(*parts.values(), strict=True))),
             [len(part.y) for part in parts.values()],
             names=list(parts),
+            features=features,
             classes=classes,
             allow_missing=allow_missing,
             drop_empty=drop_empty,
@@ -168,8 +181,8 @@ class FederatedData:
         drop_empty: bool = False,
     ) -> "FederatedData":
         """One table, or path of a CSV file, for each client. `features` defaults to all columns but the outcome."""
-        clients = frames.many(tables, outcome=outcome, features=features)
-        return cls.from_clients(clients, classes=classes, allow_missing=allow_missing, drop_empty=drop_empty)
+        columns, clients = frames.many(tables, outcome=outcome, features=features)
+        return cls.from_clients(clients, features=columns, classes=classes, allow_missing=allow_missing, drop_empty=drop_empty)
 
     @classmethod
     def from_table(
@@ -187,19 +200,26 @@ class FederatedData:
         owner = frames.owners(frame, client, label)
         columns = features or [str(column) for column in frame.columns if column not in (outcome, client)]
         x, y = frames.arrays(frame, label, outcome=outcome, features=columns)
-        return cls.from_arrays(x, y, owner, classes=classes, allow_missing=allow_missing)
+        return cls.from_arrays(x, y, owner, features=columns, classes=classes, allow_missing=allow_missing)
 
     @classmethod
     def open(cls, directory: str | Path, *, memory_map: bool = True) -> "FederatedData":
         """Data that `save` wrote. Memory-mapped, rows are read from disk when they are used."""
         stored = storage.read(Path(directory), memory_map=memory_map)
-        spec = Spec(_row_spec(stored.rows), stored.classes)
+        if stored.features is not None:
+            checks.check_columns(stored.features, stored.rows)
+        spec = Spec(_row_spec(stored.rows), stored.classes, features=stored.features)
         return cls(stored.rows, stored.bounds, stored.ids, stored.names, spec)
 
     def save(self, directory: str | Path) -> None:
         """Write to a new directory, which appears only when it is complete."""
         rows, names = self._supervised("save"), None if self.names is None else np.asarray(self.names, str)
-        storage.write(Path(directory), storage.Stored(rows, self.bounds, self.ids, names, self.spec.classes))
+        storage.write(Path(directory), storage.Stored(rows, self.bounds, self.ids, names, self.spec.classes, self.features))
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """The names of the columns of x; None where they have none, as pixels."""
+        return self.spec.features
 
     @property
     def clients(self) -> int:
@@ -329,7 +349,7 @@ class FederatedData:
             each = np.stack([trained, self.bounds[:, 3] - self.bounds[:, 0] - trained], axis=1)
             scaling = fit_scaling(x, np.repeat(np.tile([True, False], self.clients), each.reshape(-1)))
         rows = Rows(scaling.apply(x), y)
-        return replace(self, rows=rows, spec=Spec(_row_spec(rows), self.spec.classes)), scaling
+        return replace(self, rows=rows, spec=self.spec._replace(rows=_row_spec(rows))), scaling
 
     def _supervised(self, method: str) -> Rows:
         if not isinstance(self.rows, Rows):
