@@ -204,8 +204,9 @@ def test_the_posterior_of_what_all_share(tmp_path):
     code, said = call("posterior", out, "--out", tmp_path / "draws.nc")
     assert code == 0, said
     assert "fald after 12 rounds" in said
-    assert "weight[1]" in said
-    assert xarray.load_dataset(tmp_path / "draws.nc")["weight"].shape == (2, 10, 2)
+    assert "weight[x1]" in said
+    drawn = xarray.load_dataset(tmp_path / "draws.nc")["weight"]
+    assert (drawn.shape, drawn["column"].values.tolist()) == ((2, 10, 2), ["x0", "x1"])
     code, said = call("posterior", out, "--draws", 5)
     assert (code, len(said.strip().splitlines())) == (2, 1)
     assert "leave --client, --held-out, --draws and --chains away" in said

@@ -54,6 +54,20 @@ def test_draws_are_averaged():
     np.testing.assert_allclose(together(models.mixed_poisson()).mean, np.exp(predictors).mean(0), rtol=1e-5)
 
 
+NAMED = SPEC._replace(features=("age", "dose", "sex"))
+
+
+@pytest.mark.parametrize(("slopes", "named"), [((), ()), ((2, 0), ("sex", "age")), ("all", ("age", "dose", "sex"))])
+def test_what_is_described_has_the_names_of_columns(slopes, named):
+    model = models.mixed_linear(slopes=slopes)
+    assert model.axes is not None
+    axes = model.axes(NAMED)
+    assert axes["slopes"] == ("slope", named)
+    assert axes["weights"] == ("column", NAMED.features)
+    assert axes["effects"] == ("effect", ("intercept", *named))
+    assert model.axes(SPEC) == {}
+
+
 def test_the_catalogue_names_them():
     for name, factory in MIXED_MODELS.items():
         assert factory(**({"effects": 2} if name == "linear_map" else {})).name == factory.__name__ == name

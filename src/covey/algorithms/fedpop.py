@@ -282,6 +282,7 @@ def fedpop(
         predict=predict,
         adapt=adapt,
         draws=more,
+        axes=model.axes,
     )
 
 

@@ -48,6 +48,13 @@ class Spec(NamedTuple):
     features: tuple[str, ...] | None = None
 
 
+class Axis(NamedTuple):
+    """What lies along the first axis of a described value: the name of the dimension, and a label for each place."""
+
+    dimension: str
+    labels: tuple[str, ...]
+
+
 class Batch(NamedTuple):
     """Some rows, and which of them are real."""
 

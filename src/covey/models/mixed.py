@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
-from covey.core.shard import Rows, Spec
+from covey.core.shard import Axis, Rows, Spec
 from covey.models.effects import Law
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
@@ -39,6 +39,7 @@ class MixedModel(NamedTuple):
     law: the law of the effects, whose parameters are then phi; None leaves it to the method.
     describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
     coefficients: (phi, z) -> {name: value}: all that a client with effects z has, shared ones too; None if these have no names.
+    axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x, and of the `effects` z themselves.
     """
 
     name: str
@@ -50,6 +51,7 @@ class MixedModel(NamedTuple):
     law: Law | None = None
     describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
     coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
+    axes: Callable[[Spec], dict[str, Axis]] | None = None
 
 
 def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedModel:
@@ -137,11 +139,7 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
         raise ValueError(f"{name}: slopes names a column twice: {slopes}")
 
     def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " effects"]:
-        columns = flat_size(spec)
-        wrong = [column for column in slopes if not 0 <= column < columns] if slopes != "all" else []
-        if wrong:
-            raise ValueError(f"{name}: slopes are columns 0 to {columns - 1} of these rows, got {wrong[0]}")
-        return jnp.zeros(1 + (columns if slopes == "all" else len(slopes)))
+        return jnp.zeros(1 + len(_found(name, slopes, spec)))
 
     def predictive(phi: Linear | Noisy, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
         return base.predictive(own_parameters(phi, z, slopes), x)
@@ -156,8 +154,26 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
         named = {"intercept": own.bias, "weights": own.weight}
         return named | {"noise": jnp.exp(own.log_scale)} if isinstance(own, Noisy) else named
 
+    def axes(spec: Spec) -> dict[str, Axis]:
+        if spec.features is None:
+            return {}
+        own = tuple(spec.features[column] for column in _found(name, slopes, spec))
+        effects = Axis("effect", ("intercept", *own))
+        return {"slopes": Axis("slope", own), "weights": Axis("column", spec.features), "effects": effects}
+
     model = _from_predictive(name, base.init, init_effects, predictive)
-    return model._replace(describe=describe, coefficients=coefficients)
+    return model._replace(describe=describe, coefficients=coefficients, axes=axes)
+
+
+def _found(name: str, slopes: Slopes, spec: Spec) -> tuple[int, ...]:
+    """The columns of these rows that `slopes` names."""
+    columns = flat_size(spec)
+    if slopes == "all":
+        return tuple(range(columns))
+    wrong = [column for column in slopes if not 0 <= column < columns]
+    if wrong:
+        raise ValueError(f"{name}: slopes are columns 0 to {columns - 1} of these rows, got {wrong[0]}")
+    return slopes
 
 
 def _from_predictive(
