@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray
+from rich.console import Console
 from typer.testing import CliRunner
 
 from covey import cli
@@ -195,6 +197,16 @@ def test_the_posterior_of_a_finished_run(tmp_path):
         code, said = call("posterior", *arguments)
         assert (code, len(said.strip().splitlines())) == (2, 1)
         assert told in said
+
+
+def test_names_of_a_summary_are_not_cut(monkeypatch):
+    text = StringIO()
+    monkeypatch.setattr(cli, "_console", Console(file=text, width=60))
+    name = "slopes[heart_rate_at_rest]"
+    index = pd.MultiIndex.from_tuples([("b", name)], names=["client", "parameter"])
+    cli._print_summary("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9)
+    lines = [line.split("│")[2].strip() for line in text.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(lines) == name
 
 
 @pytest.mark.filterwarnings("ignore:the draws of")  # ten of them
