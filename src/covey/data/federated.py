@@ -347,7 +347,7 @@ class FederatedData:
         if scaling is None:
             trained = self.counts("train")
             each = np.stack([trained, self.bounds[:, 3] - self.bounds[:, 0] - trained], axis=1)
-            scaling = fit_scaling(x, np.repeat(np.tile([True, False], self.clients), each.reshape(-1)))
+            scaling = fit_scaling(x, np.repeat(np.tile([True, False], self.clients), each.reshape(-1)), self.features)
         rows = Rows(scaling.apply(x), y)
         return replace(self, rows=rows, spec=self.spec._replace(rows=_row_spec(rows))), scaling
 
