@@ -77,6 +77,19 @@ def check_rows(
         _check_outcomes(rows.y, ends, name_of, classes)
 
 
+def check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
+    """What `FederatedData.limited` is asked for makes sense."""
+    if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
+        raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
+    if train_rows is None and few_rows is None:
+        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
+    for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
+        if rows is not None and rows < 1:
+            raise ValueError(f"limited: {name} must be at least 1, got {rows}")
+    if train_rows is not None and few_rows is not None and few_rows > train_rows:
+        raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
+
+
 def settled(rows: PyTree, classes: int | None) -> PyTree:
     """The rows in the types that engines use: float32, uint8 for images, int32 for codes and (with `classes`) for labels."""
     if not isinstance(rows, Rows):

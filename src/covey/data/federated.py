@@ -294,7 +294,7 @@ class FederatedData:
         Clients and rows are drawn at random from the seed; the other training rows are dropped, validation and test rows stay.
         With the same seed, a smaller limit keeps some of the rows of a larger one, and a smaller share has some of its clients.
         """
-        _check_limits(train_rows, few_rows, few_share)
+        checks.check_limits(train_rows, few_rows, few_share)
         trained = self.counts("train")
         # Hashed once more than for a split: of the same seed, both would otherwise order the rows by the same tickets.
         own = hashed(words_of(seed, self.ids))
@@ -369,15 +369,3 @@ def _take(rows: PyTree, order: Int[np.ndarray, " rows"]) -> PyTree:
 
 def _row_spec(rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
-
-
-def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
-    if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
-        raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
-    if train_rows is None and few_rows is None:
-        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
-    for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
-        if rows is not None and rows < 1:
-            raise ValueError(f"limited: {name} must be at least 1, got {rows}")
-    if train_rows is not None and few_rows is not None and few_rows > train_rows:
-        raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
