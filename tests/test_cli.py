@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray
+from rich.console import Console
 from typer.testing import CliRunner
 
 from covey import cli
@@ -165,21 +167,25 @@ def test_the_posterior_of_a_finished_run(tmp_path):
     text = config.read_text()
     start, end = text.index("[method]"), text.index("[run]")
     mixed = '[method]\nname = "fedpop"\nstep_size = 0.2\ndraws = 20\n\n'
-    config.write_text((text[:start] + mixed + text[end:]).replace('"logistic"', '"mixed_logistic"'))
+    config.write_text((text[:start] + mixed + text[end:]).replace('"logistic"', '"mixed_logistic"\nslopes = ["x1"]'))
+    code, said = call("run", config, "--out", out, "--set", "model.slopes=['x1', 'z']")
+    assert (code, len(said.strip().splitlines()), out.exists()) == (2, 1, False)
+    assert "slopes has 'z', but the columns of these data are x0, x1" in said
     assert call("run", config, "--out", out)[0] == 0
 
     code, said = call("posterior", out, "--client", "c", "--client", "a", "--out", tmp_path / "new" / "summary.csv")
     assert code == 0, said
     assert "fedpop after 2 rounds" in said
     written = pd.read_csv(tmp_path / "new" / "summary.csv", index_col=["client", "parameter"])
-    assert written.index.tolist() == [("c", "intercept"), ("a", "intercept")]
-    lower, upper = written.loc[("c", "intercept"), ["lower_90", "upper_90"]]
+    assert written.index.tolist() == [(client, name) for client in "ca" for name in ("intercept", "slopes[x1]")]
+    lower, upper = written.loc[("c", "slopes[x1]"), ["lower_90", "upper_90"]]
     assert f"{lower:.3g} to {upper:.3g}" in said
+    assert "slopes[x1]" in said
 
     code, said = call("posterior", out, "--held-out", "--draws", 200, "--chains", 2, "--out", tmp_path / "draws.nc")
     assert code == 0, said
-    draws = xarray.load_dataset(tmp_path / "draws.nc")["intercept"]
-    assert (draws.shape, draws["client"].values.tolist()) == ((2, 200, 1), ["b"])
+    draws = xarray.load_dataset(tmp_path / "draws.nc")["slopes"]
+    assert (draws.shape, draws["client"].values.tolist(), draws["slope"].values.tolist()) == ((2, 200, 1, 1), ["b"], ["x1"])
     assert len(lines(out)) == 2  # looking does not go on
 
     for arguments, told in (
@@ -193,6 +199,16 @@ def test_the_posterior_of_a_finished_run(tmp_path):
         assert told in said
 
 
+def test_names_of_a_summary_are_not_cut(monkeypatch):
+    text = StringIO()
+    monkeypatch.setattr(cli, "_console", Console(file=text, width=60))
+    name = "slopes[heart_rate_at_rest]"
+    index = pd.MultiIndex.from_tuples([("b", name)], names=["client", "parameter"])
+    cli._print_summary("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9)
+    lines = [line.split("│")[2].strip() for line in text.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(lines) == name
+
+
 @pytest.mark.filterwarnings("ignore:the draws of")  # ten of them
 def test_the_posterior_of_what_all_share(tmp_path):
     config, out = write_config(tmp_path, 12), tmp_path / "run"
@@ -204,8 +220,9 @@ def test_the_posterior_of_what_all_share(tmp_path):
     code, said = call("posterior", out, "--out", tmp_path / "draws.nc")
     assert code == 0, said
     assert "fald after 12 rounds" in said
-    assert "weight[1]" in said
-    assert xarray.load_dataset(tmp_path / "draws.nc")["weight"].shape == (2, 10, 2)
+    assert "weight[x1]" in said
+    drawn = xarray.load_dataset(tmp_path / "draws.nc")["weight"]
+    assert (drawn.shape, drawn["column"].values.tolist()) == ((2, 10, 2), ["x0", "x1"])
     code, said = call("posterior", out, "--draws", 5)
     assert (code, len(said.strip().splitlines())) == (2, 1)
     assert "leave --client, --held-out, --draws and --chains away" in said

@@ -356,7 +356,9 @@ def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
 
 def _print_summary(title: str, summary: "pd.DataFrame", probability: float) -> None:
     of_clients = summary.index.nlevels > 1
-    table = Table(*(["client"] if of_clients else []), "parameter", title=title, title_justify="left")
+    table = Table(title=title, title_justify="left")
+    for name in ("client", "parameter") if of_clients else ("parameter",):
+        table.add_column(name, overflow="fold")  # by default a name that is too long is cut
     for name in ("mean", "sd", f"{100 * probability:g} % interval", "R-hat", "effective\ndraws"):
         table.add_column(name, justify="right")
     shown = summary.head(_LINES)

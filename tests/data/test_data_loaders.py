@@ -42,6 +42,8 @@ def test_heart_disease_is_bundled(monkeypatch):
     gaps = [int(np.isnan(data.shard(client, "train").rows.x).sum()) for client in range(4)]
     # 6, 782, 273 and 698 cells are empty; cholesterol 0 adds 123 and 49, blood pressure 0 one more
     assert gaps == [6, 782, 273 + 123, 698 + 49 + 1]
+    names = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal"
+    assert data.features == tuple(names.split())
     assert data.rows.x[0].tolist() == pytest.approx([63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6])
     assert data.rows.y[:3].tolist() == [0, 1, 1]
     scaled, _ = data.split(seed=0).standardised()
@@ -324,6 +326,7 @@ def test_indicators_are_those_of_the_table():
     data = load("contraception")
     assert np.array_equal(data.rows.y == 1, frame["use"] == "Y")
     assert np.array_equal(data.rows.x[:, 4] == 1, frame["livch"] == "3+")
+    assert data.features == ("age", "urban=Y", "livch=1", "livch=2", "livch=3+")
     np.testing.assert_allclose(data.rows.x[:, 0], frame["age"].to_numpy(), rtol=1e-6)
 
 

@@ -78,6 +78,9 @@ def test_a_column_that_nobody_observed_is_refused():
     x[:, 1] = np.nan
     with pytest.raises(ValueError, match=r"feature \[1\] has no observed value"):
         FederatedData.from_arrays(x, np.zeros(6), np.arange(6) % 2, allow_missing=True).standardised()
+    named = FederatedData.from_arrays(x, np.zeros(6), np.arange(6) % 2, features=["age", "dose", "sex"], allow_missing=True)
+    with pytest.raises(ValueError, match="feature 'dose' has no observed value"):
+        named.standardised()
 
 
 def test_a_scaling_of_other_features_is_refused():

@@ -9,17 +9,17 @@ from covey.core.shard import Rows
 from covey.data import FederatedData
 
 
-def example(names=("a", "bb", "ccc")):
+def example(names=("a", "bb", "ccc"), features=None):
     generator = np.random.default_rng(0)
     rows = Rows(generator.normal(size=(30, 4)), generator.integers(0, 3, 30))
-    data = FederatedData.from_rows(rows, [5, 10, 15], ids=[4, 2, 9], names=names, classes=3)
+    data = FederatedData.from_rows(rows, [5, 10, 15], ids=[4, 2, 9], names=names, features=features, classes=3)
     return data.split(0.2, 0.2, seed=1)
 
 
 @pytest.mark.parametrize("memory_map", [True, False])
-@pytest.mark.parametrize("names", [("a", "bb", "ccc"), None])
-def test_what_is_opened_is_what_was_saved(tmp_path, memory_map, names):
-    data = example(names)
+@pytest.mark.parametrize(("names", "features"), [(("a", "bb", "ccc"), ("age", "sex", "cp", "größe")), (None, None)])
+def test_what_is_opened_is_what_was_saved(tmp_path, memory_map, names, features):
+    data = example(names, features)
     data.save(tmp_path / "deep" / "set")
     again = FederatedData.open(tmp_path / "deep" / "set", memory_map=memory_map)
     assert isinstance(again.rows.x, np.memmap) == memory_map
@@ -27,6 +27,7 @@ def test_what_is_opened_is_what_was_saved(tmp_path, memory_map, names):
         assert np.array_equal(one, other)
         assert one.dtype == other.dtype
     assert again.spec == data.spec
+    assert again.features == features
     assert [again.name_of(place) for place in range(3)] == [data.name_of(place) for place in range(3)]
     assert again.position_of(data.name_of(2)) == 2
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["set"]
@@ -81,3 +82,19 @@ def test_what_is_not_ours_is_refused(tmp_path):
 def test_only_supervised_rows_can_be_saved(tmp_path):
     with pytest.raises(ValueError, match=r"save needs rows of type Rows\(x, y\), got dict"):
         FederatedData.from_rows({"x": np.ones(3)}, [3]).save(tmp_path / "set")
+
+
+def test_a_directory_of_before_columns_had_names_is_opened(tmp_path):
+    example(features=list("abcd")).save(tmp_path / "set")
+    about = json.loads((tmp_path / "set" / "about.json").read_text())
+    del about["features"]
+    (tmp_path / "set" / "about.json").write_text(json.dumps(about))
+    assert FederatedData.open(tmp_path / "set").features is None
+
+
+def test_names_that_do_not_fit_the_columns_are_refused(tmp_path):
+    example(features=list("abcd")).save(tmp_path / "set")
+    about = json.loads((tmp_path / "set" / "about.json").read_text())
+    (tmp_path / "set" / "about.json").write_text(json.dumps(about | {"features": ["a", "b"]}))
+    with pytest.raises(ValueError, match="2 names were given for 4 columns"):
+        FederatedData.open(tmp_path / "set")

@@ -22,6 +22,7 @@ def test_one_file_for_each_client(hospitals):
     assert [data.name_of(place) for place in range(2)] == ["bern", "zug"]
     assert data.rows.x.tolist() == [[50.5, 1], [61, 0], [43, 1], [51.5, 1], [61, 0], [43, 1]]
     assert data.rows.y.tolist() == [0, 1, 0, 0, 1, 1]
+    assert data.features == ("age", "smoker")
     assert data.rows.y.dtype == np.int32
 
 
@@ -34,6 +35,7 @@ def test_paths_may_be_text_and_frames_are_tables_too(hospitals):
 def test_features_choose_columns_and_their_order(hospitals):
     data = FederatedData.from_tables(hospitals, outcome="ill", features=["smoker", "age"])
     assert data.rows.x[0].tolist() == [1, 50.5]
+    assert data.features == ("smoker", "age")
 
 
 def test_columns_are_matched_by_name_and_not_by_place(hospitals):
@@ -41,6 +43,7 @@ def test_columns_are_matched_by_name_and_not_by_place(hospitals):
     frame.to_csv(hospitals["zug"], index=False)
     data = FederatedData.from_tables(hospitals, outcome="ill")
     assert data.rows.x[3].tolist() == [51.5, 1]
+    assert data.features == ("age", "smoker")
 
 
 def test_one_table_with_a_column_of_clients(hospitals):
@@ -50,6 +53,7 @@ def test_one_table_with_a_column_of_clients(hospitals):
     assert [data.name_of(place) for place in range(2)] == ["bern", "zug"]
     assert np.array_equal(data.rows.x, apart.rows.x)
     assert np.array_equal(data.rows.y, apart.rows.y)
+    assert data.features == apart.features == ("age", "smoker")
 
 
 def test_empty_cells_are_missing_values(hospitals):
@@ -92,3 +96,23 @@ def test_a_row_without_client_is_refused():
     frame = pd.DataFrame({"age": [1.0, 2.0], "ill": [0, 1], "place": pd.array([1, None], dtype="Int64")})
     with pytest.raises(ValueError, match="'place' of the table has 1 empty cells"):
         FederatedData.from_table(frame, outcome="ill", client="place")
+
+
+def test_columns_keep_their_names_through_everything(hospitals):
+    data = FederatedData.from_tables(hospitals, outcome="ill", features=["smoker", "age"])
+    others = [
+        data.split(0.0, 0.3, seed=1),
+        data.limited(train_rows=2, seed=1),
+        data.subset([1, 0]),
+        *data.hold_out(["zug"]),
+        data.pooled(),
+        data.standardised()[0],
+    ]
+    assert [other.features for other in others] == [("smoker", "age")] * len(others)
+
+
+def test_arrays_may_have_names_too():
+    x, y = np.zeros((2, 2)), np.zeros(2)
+    assert FederatedData.from_arrays(x, y, [0, 1], features=["a", "b"]).features == ("a", "b")
+    assert FederatedData.from_clients({"one": (x, y)}, features=["a", "b"]).features == ("a", "b")
+    assert FederatedData.from_clients({"one": (x, y)}).features is None

@@ -149,3 +149,18 @@ def test_rows_are_checked_in_blocks_and_found_in_the_right_client(monkeypatch):
         FederatedData.from_rows(Rows(x.view(Spied), np.ones(50)), [10, 10, 10, 10, 10])
     assert max(sizes) == 2
     assert sum(sizes) >= 50
+
+
+@pytest.mark.parametrize(
+    ("x", "features", "told"),
+    [
+        (np.zeros((2, 2)), ["a"], "1 names were given for 2 columns of x"),
+        (np.zeros((2, 2)), ["a", "a"], "two columns have the name 'a'"),
+        (np.zeros((2, 2)), "ab", "a list of names, got 'ab'"),
+        (np.zeros((2, 2, 1)), ["a", "b"], "no list of numbers; leave it out"),
+        (np.zeros(2), ["a"], "no list of numbers; leave it out"),
+    ],
+)
+def test_names_of_columns_are_checked(x, features, told):
+    with pytest.raises(ValueError, match=told):
+        FederatedData.from_rows(Rows(x, np.zeros(2)), [1, 1], features=features)

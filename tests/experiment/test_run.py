@@ -24,6 +24,7 @@ from covey.core.metrics import Calibration, Mean
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.experiment import durable
+from covey.experiment.digest import data_digest
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
 from covey.experiment.run import Run, run
@@ -166,6 +167,13 @@ def test_a_run_on_disk_is_the_same_and_can_be_read(method, data, whole, stored):
     assert done.name == "study"
     pd.testing.assert_frame_equal(pd.read_json(stored / "metrics.jsonl", lines=True), done.metrics)
     pd.testing.assert_frame_equal(pd.read_parquet(stored / "clients.parquet"), whole.clients, check_dtype=False)
+
+
+def test_data_are_told_apart_by_their_rows_and_not_by_the_names_of_columns():
+    x, y, owner = np.arange(6.0).reshape(3, 2), np.arange(3.0), [0, 0, 1]
+    named = FederatedData.from_arrays(x, y, owner, features=["age", "dose"])
+    assert data_digest(named) == data_digest(FederatedData.from_arrays(x, y, owner)) == "d475a0c97c19dd22"  # as of runs before
+    assert data_digest(FederatedData.from_arrays(x[:, ::-1], y, owner)) != data_digest(named)
 
 
 def test_other_data_and_seeds_are_not_resumed(method, data, stored):

@@ -60,7 +60,7 @@ def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     made = clients()
     exact = exact_information(made, theta)
     method = fedpop(MODEL, step_size=3.0, draws=100, kernel=ornstein_uhlenbeck(), adapt_burn_in=3)
-    data = FederatedData.from_clients(made)
+    data = FederatedData.from_clients(made, features=["age", "dose"])
     several = np.stack([observed_information(method, MODEL, theta, data, rounds=8, seed=seed) for seed in range(3)])
     error = several.std(0, ddof=1).max() / np.sqrt(3)
     assert np.abs(several.mean(0) - exact).max() < 4 * error
@@ -70,7 +70,8 @@ def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     covariance = np.linalg.pinv(exact, rcond=1e-6, hermitian=True)
     flat, unravel = ravel_pytree(theta)
     slopes = jax.jacobian(lambda v: ravel_pytree(described(MODEL, models.gaussian(), unravel(v)))[0])(flat)
-    order = ["deviation[0]", "deviation[1]", "intercept", "weights[0]", "weights[1]"]  # a dictionary's leaves come by name
+    # A dictionary's leaves come by name; column 0 has an effect of its own.
+    order = ["deviation[intercept]", "deviation[age]", "intercept", "weights[age]", "weights[dose]"]
     np.testing.assert_allclose(table["se"].loc[order], np.sqrt(np.diag(slopes @ covariance @ slopes.T)), rtol=0.05)
     np.testing.assert_allclose(table["estimate"].loc[order], [0.8, 0.5, 0.5, 0.9, -0.5], rtol=1e-6)
     np.testing.assert_allclose(table["high"] - table["low"], 2 * 1.6449 * table["se"], rtol=1e-4)

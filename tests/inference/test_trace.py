@@ -10,6 +10,7 @@ from methods import remembering
 from problems import linear_gaussian
 
 from covey.core import cohort
+from covey.core.shard import Axis
 from covey.experiment.run import run
 from covey.inference.trace import as_tree, netcdf, summarise
 
@@ -97,16 +98,29 @@ def test_the_summary_is_that_of_the_law(done, tree):
 
 def test_named_and_nested_draws_are_named_by_their_path():
     draws = {"intercept": chains(0), "own": {"slopes": np.stack([chains(1), chains(2) + 5], -1)}}
-    table = summarise(as_tree(draws, ["a", "b"], {}))
+    table = summarise(as_tree(draws, ["a", "b"], {}, {}))
     assert table.loc["b"].index.tolist() == ["intercept", "own.slopes[0]", "own.slopes[1]"]
     np.testing.assert_allclose(table.loc[("b", "own.slopes[1]"), "mean"], chains(2)[1].mean() + 5)
-    matrix = as_tree(np.zeros((1, 2, 4, 2, 2)) + np.arange(4.0).reshape(2, 2), None, {})
+    matrix = as_tree(np.zeros((1, 2, 4, 2, 2)) + np.arange(4.0).reshape(2, 2), None, {}, {})
     assert summarise(matrix)["mean"].to_dict() == {f"parameters[{i}, {j}]": 2 * i + j for i in (0, 1) for j in (0, 1)}
+
+
+def test_labels_become_coordinates():
+    draws = {"intercept": chains(0), "own": {"slopes": np.stack([chains(1), chains(2) + 5], -1)}}
+    axes = {"own.slopes": Axis("slope", ("age", "dose")), "weights": Axis("column", ("not", "drawn"))}
+    tree = as_tree(draws, ["a", "b"], {}, axes)
+    slopes = tree["posterior"]["own.slopes"]
+    assert slopes.dims == ("chain", "draw", "client", "slope")
+    np.testing.assert_array_equal(slopes.sel(client="b", slope="dose"), chains(2)[1] + 5)
+    assert summarise(tree).loc["b"].index.tolist() == ["intercept", "own.slopes[age]", "own.slopes[dose]"]
+    by_class = np.zeros((1, 2, 4, 2, 3)) + np.arange(6.0).reshape(2, 3)
+    table = summarise(as_tree({"weight": by_class}, None, {}, {"weight": Axis("column", ("age", "dose"))}))
+    assert table["mean"].to_dict() == {f"weight[{n}, {k}]": 3 * i + k for i, n in enumerate(("age", "dose")) for k in range(3)}
 
 
 def test_autocorrelation_costs_effective_draws():
     """A chain x' = r x + e has n (1 - r) / (1 + r) effective draws."""
-    table = summarise(as_tree({"x": chains(0, shape=(3, 4, 4000), memory=0.6)}, list("abc"), {}))
+    table = summarise(as_tree({"x": chains(0, shape=(3, 4, 4000), memory=0.6)}, list("abc"), {}, {}))
     np.testing.assert_allclose(table["ess_bulk"], 16000 * 0.4 / 1.6, rtol=0.15)
 
 
@@ -120,16 +134,16 @@ def test_autocorrelation_costs_effective_draws():
 )
 def test_poor_draws_are_told(draws, told):
     with pytest.warns(UserWarning, match=told):
-        summarise(as_tree({"x": draws}, ["a", "b"], {}))
+        summarise(as_tree({"x": draws}, ["a", "b"], {}, {}))
 
 
 def test_a_number_that_never_changes_is_not_poor():
-    table = summarise(as_tree({"x": np.ones((1, 2, 50))}, None, {}))
+    table = summarise(as_tree({"x": np.ones((1, 2, 50))}, None, {}, {}))
     assert table.loc["x", "sd"] == 0
 
 
 def test_draws_come_back_from_netcdf(tmp_path):
-    tree = as_tree({"x": chains(0).astype(np.float32)}, ["Zürich", "Genève"], {"seed": 2**40, "method": "m"})
+    tree = as_tree({"x": chains(0).astype(np.float32)}, ["Zürich", "Genève"], {"seed": 2**40, "method": "m"}, {})
     (tmp_path / "posterior.nc").write_bytes(netcdf(tree))
     back = arviz_base.convert_to_datatree(xarray.load_dataset(tmp_path / "posterior.nc"))["posterior"]
     np.testing.assert_array_equal(back["x"], tree["posterior"]["x"])

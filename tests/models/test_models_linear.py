@@ -110,6 +110,12 @@ def test_data_that_do_not_fit(model, data, message):
         model.init(jax.random.key(0), data)
 
 
+@pytest.mark.parametrize("model", [linear(), logistic(), softmax(), poisson()])
+def test_weights_are_called_by_their_columns(model):
+    assert model.axes(spec()._replace(features=("age", "dose"))) == {"weight": ("column", ("age", "dose"))}
+    assert model.axes(spec()) == {}
+
+
 def test_scale_is_checked():
     with pytest.raises(ValueError, match="above 0, got 0"):
         linear(scale=0.0)

@@ -12,6 +12,7 @@ from covey.models import MIXED_MODELS, Linear
 RNG = np.random.default_rng(5)
 X = jnp.asarray(RNG.normal(size=(6, 3)), jnp.float32)
 PHI = Linear(jnp.array([0.5, -1.0, 0.3]), jnp.array(0.2))
+KEY = jax.random.key(0)
 SPEC = Spec(Rows(jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.float32)))
 
 
@@ -54,6 +55,54 @@ def test_draws_are_averaged():
     np.testing.assert_allclose(together(models.mixed_poisson()).mean, np.exp(predictors).mean(0), rtol=1e-5)
 
 
+NAMED = SPEC._replace(features=("age", "dose", "sex"))
+
+
+@pytest.mark.parametrize(
+    ("slopes", "named"),
+    [((), ()), ((2, 0), ("sex", "age")), (("sex", "age"), ("sex", "age")), ("all", ("age", "dose", "sex"))],
+)
+def test_what_is_described_has_the_names_of_columns(slopes, named):
+    model = models.mixed_linear(slopes=slopes)
+    assert model.axes is not None
+    axes = model.axes(NAMED)
+    assert axes["slopes"] == ("slope", named)
+    assert axes["weights"] == ("column", NAMED.features)
+    assert axes["effects"] == ("effect", ("intercept", *named))
+    assert model.axes(SPEC) == {}
+
+
+@pytest.mark.parametrize("scale", [0.5, None])
+def test_slopes_by_name_are_those_by_number(scale):
+    """Of any data: the columns are found when a model meets them, and the model itself remembers nothing."""
+    key, z = jax.random.key(0), jnp.array([0.1, -0.7, 2.0])
+    names = models.mixed_linear(scale=scale, slopes=("sex", "age"))
+    for spec, slopes in ((NAMED, (2, 0)), (NAMED._replace(features=("sex", "age", "dose")), (0, 1))):
+        numbers = models.mixed_linear(scale=scale, slopes=slopes)
+        phi, by_number = names.init(key, spec), numbers.init(key, spec)
+        np.testing.assert_array_equal(names.init_effects(key, spec), numbers.init_effects(key, spec))
+        assert [leaf.shape for leaf in jax.tree.leaves(phi)] == [leaf.shape for leaf in jax.tree.leaves(by_number)]
+        phi, by_number = phi._replace(weight=PHI.weight), by_number._replace(weight=PHI.weight)
+        expected = numbers.predictive(by_number, z, X)
+        for leaf, same in zip(jax.tree.leaves(jax.jit(names.predictive)(phi, z, X)), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(leaf, same, rtol=1e-6)
+        assert jax.tree.all(jax.tree.map(np.array_equal, names.describe(phi, z), numbers.describe(by_number, z)))
+        assert jax.tree.all(jax.tree.map(np.array_equal, names.coefficients(phi, z), numbers.coefficients(by_number, z)))
+
+
+def test_names_do_not_compile_again():
+    model, traced = models.mixed_linear(slopes=("dose",)), []
+
+    @jax.jit
+    def intercept(phi):
+        traced.append(phi)
+        return phi.bias
+
+    for key in range(2):
+        intercept(model.init(jax.random.key(key), NAMED))
+    assert len(traced) == 1
+
+
 def test_the_catalogue_names_them():
     for name, factory in MIXED_MODELS.items():
         assert factory(**({"effects": 2} if name == "linear_map" else {})).name == factory.__name__ == name
@@ -64,6 +113,13 @@ def test_the_catalogue_names_them():
     [
         (lambda: models.mixed_linear(slopes=(1, 1)), "names a column twice"),
         (lambda: models.mixed_linear(slopes=(4,)).init_effects(jax.random.key(0), SPEC), "columns 0 to 2 of these rows, got 4"),
+        (lambda: models.mixed_linear(slopes=("agee",)).init(KEY, NAMED), "has 'agee', but the columns .* are age, dose, sex"),
+        (
+            lambda: models.mixed_linear(slopes=("age",)).init(KEY, SPEC),
+            "the name 'age', but the columns of these data have no names",
+        ),
+        (lambda: models.mixed_linear(slopes=("age", 0)).init_effects(KEY, NAMED), "names a column twice"),
+        (lambda: models.own_parameters(PHI, jnp.zeros(2), ("age",)), "are names, which these coefficients do not know"),
         (lambda: models.mixed_logistic().init(jax.random.key(0), SPEC), "numeric outcome, not classes"),
         (lambda: models.linear_map(effects=4).init(jax.random.key(0), SPEC), "4 effects are more than the 3 columns"),
         (lambda: models.linear_map(effects=0), "effects must be at least 1, got 0"),

@@ -278,6 +278,7 @@ def fald(
         predict=predict,
         adapt=no_state,
         chains=Chains(kept, model.describe or (lambda draw: draw), model.predictive),
+        axes=model.axes,
         publish=publish,
         check=_check_cohort,
         explain=explain,

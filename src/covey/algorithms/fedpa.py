@@ -311,6 +311,7 @@ def fedpa(
         predict=predict,
         adapt=no_state,
         draws=draws if rank else None,
+        axes=model.axes,
         publish=publish,
         burn_in=burn_in_rounds,
     )

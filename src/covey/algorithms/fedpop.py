@@ -284,6 +284,7 @@ def fedpop(
         predict=predict,
         adapt=adapt,
         draws=more,
+        axes=model.axes,
     )
 
 

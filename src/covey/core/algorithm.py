@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.core.cohort import Sampler
 from covey.core.metrics import Metric
-from covey.core.shard import Shard, Spec
+from covey.core.shard import Axis, Shard, Spec
 
 State: TypeAlias = PyTree  # of a server or of a client; carried from round to round
 Message: TypeAlias = PyTree  # broadcast or upload; arrays only
@@ -89,6 +89,7 @@ class Algorithm(NamedTuple):
     personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
     draws: (key, down, client state, data, number) -> posterior draws of a client's own; None for a method that has none.
     chains: the posterior of what all clients share, for a method whose server samples it.
+    axes: (spec) -> {name: Axis}: labels of the numbers of a draw, of a client's or of a chain's, by its path in the draw.
     publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than the broadcast of a round.
     check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the method.
     explain: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
@@ -110,6 +111,7 @@ class Algorithm(NamedTuple):
     personalise_at_evaluation: bool = False
     draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
     chains: Chains | None = None
+    axes: Callable[[Spec], dict[str, Axis]] | None = None
     publish: Callable[[State], Message] | None = None
     check: Callable[[np.ndarray, Sampler], None] | None = None
     explain: Callable[[Message, Shard], str] | None = None

@@ -38,12 +38,21 @@ class Spec(NamedTuple):
     classes: the number of labels, or None where the outcome is a number.
     clients: the number of clients, whether they take part or not.
     examples: the number of training rows that they have together.
+    features: the names of the columns of x, where they have names.
     """
 
     rows: PyTree
     classes: int | None = None
     clients: int | None = None
     examples: int | None = None
+    features: tuple[str, ...] | None = None
+
+
+class Axis(NamedTuple):
+    """What lies along the first axis of a described value: the name of the dimension, and a label for each place."""
+
+    dimension: str
+    labels: tuple[str, ...]
 
 
 class Batch(NamedTuple):

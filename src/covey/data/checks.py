@@ -4,7 +4,7 @@ Rows are read in blocks, so that a memory-mapped file larger than memory can be 
 was found, and what to do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -37,6 +37,30 @@ def check_identities(ids: Int[np.ndarray, " clients"], names: Shaped[np.ndarray,
     _check_unique("name", names)
 
 
+def check_lengths(rows: PyTree, counts: Int[np.ndarray, " clients"]) -> None:
+    """The arrays have as many rows as the clients together, at least one."""
+    if counts.ndim != 1 or np.any(counts < 0):
+        raise ValueError("counts must be a list of numbers of rows, one for each client")
+    lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
+    if lengths != {int(counts.sum())}:
+        raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
+    if not counts.sum():
+        raise ValueError("there are no rows at all")
+
+
+def check_columns(names: Sequence[str], rows: PyTree) -> None:
+    """Names of columns are different words, one for each column of x."""
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"features must be a list of names, got {names!r}")
+    if not isinstance(rows, Rows) or not isinstance(rows.x, np.ndarray) or rows.x.ndim != 2:
+        raise ValueError("features names the columns of x, but a row of these data is no list of numbers; leave it out")
+    if len(names) != rows.x.shape[1]:
+        raise ValueError(f"{len(names)} names were given for {rows.x.shape[1]} columns of x; give one for each")
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise ValueError(f"two columns have the name {twice[0]!r}; every column needs its own")
+
+
 def check_rows(
     rows: PyTree,
     ends: Int[np.ndarray, " clients"],
@@ -51,6 +75,19 @@ def check_rows(
         _check_features(leaf, ends, name_of, allow_missing)
     if isinstance(rows, Rows):
         _check_outcomes(rows.y, ends, name_of, classes)
+
+
+def check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
+    """What `FederatedData.limited` is asked for makes sense."""
+    if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
+        raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
+    if train_rows is None and few_rows is None:
+        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
+    for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
+        if rows is not None and rows < 1:
+            raise ValueError(f"limited: {name} must be at least 1, got {rows}")
+    if train_rows is not None and few_rows is not None and few_rows > train_rows:
+        raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
 
 
 def settled(rows: PyTree, classes: int | None) -> PyTree:

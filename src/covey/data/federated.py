@@ -16,6 +16,7 @@ from jaxtyping import Int, Int64, PyTree, Shaped
 
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import checks, frames, storage
+from covey.data.order import hashed, ranges, shuffled, words_of
 from covey.data.scaling import Scaling
 from covey.data.scaling import fit as fit_scaling
 
@@ -32,7 +33,7 @@ class FederatedData:
     bounds: for each client, the row numbers where its training, validation and test rows start, and where it ends.
     ids: stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a client in every subset.
     names: what reports call the clients; None stands for the ids.
-    spec: the shapes of one row, the number of labels, of clients and of their training rows.
+    spec: the shapes of one row, the names of its columns, the number of labels, of clients and of their training rows.
     """
 
     rows: PyTree
@@ -53,12 +54,14 @@ class FederatedData:
         *,
         ids: Values | None = None,
         names: Values | None = None,
+        features: Sequence[str] | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
     ) -> "FederatedData":
         """Rows that already lie client after client, `counts[i]` of them for client i. Arrays of the right type are not copied.
 
+        features: the names of the columns of x, by which models and summaries then call them.
         classes: the number of labels 0, 1, ..., or None for an outcome that is a number.
         allow_missing: accept NaN features; `standardised` fills them.
         drop_empty: leave out clients without rows, which are an error otherwise.
@@ -70,7 +73,9 @@ class FederatedData:
         if len(numbers) != len(counts):
             raise ValueError(f"{len(numbers)} ids were given for {len(counts)} clients")
         checks.check_identities(numbers, labels)
-        _check_lengths(rows, counts)
+        checks.check_lengths(rows, counts)
+        if features is not None:
+            checks.check_columns(features, rows)
 
         def name_of(position: int) -> str:
             return str(numbers[position] if labels is None else labels[position])
@@ -87,7 +92,8 @@ class FederatedData:
         checks.check_rows(rows, ends, name_of, classes=classes, allow_missing=allow_missing)
         rows = checks.settled(rows, classes)
         bounds = np.stack([ends - counts, ends, ends, ends], axis=1)
-        return cls(rows, bounds, numbers, labels, Spec(_row_spec(rows), classes))
+        spec = Spec(_row_spec(rows), classes, features=None if features is None else tuple(features))
+        return cls(rows, bounds, numbers, labels, spec)
 
     @classmethod
     def from_arrays(
@@ -98,12 +104,14 @@ class FederatedData:
         *,
         classes: int | None = None,
         names: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
         allow_missing: bool = False,
     ) -> "FederatedData":
         """All rows together, and a label for each that says whose it is. Clients come in the order of their labels.
 
         Integers in [0, 2**31) become the clients' ids. Other labels become their names, numbered from 0 in sorted order.
         names: of the distinct labels, in sorted order.
+        features: the names of the columns of x.
         """
         rows, owner = Rows(np.asanyarray(x), np.asanyarray(y)), np.asarray(client)
         if owner.shape != rows.y.shape[:1]:
@@ -120,6 +128,7 @@ class FederatedData:
             counts,
             ids=labels if are_ids else None,
             names=names if names is not None or are_ids else labels.astype(str),
+            features=features,
             classes=classes,
             allow_missing=allow_missing,
         )
@@ -129,11 +138,15 @@ class FederatedData:
         cls,
         clients: Mapping[str, tuple[Values, Values]],
         *,
+        features: Sequence[str] | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
     ) -> "FederatedData":
-        """Features and outcomes of each client, by name. Clients keep the order given and are numbered from 0."""
+        """Features and outcomes of each client, by name. Clients keep the order given and are numbered from 0.
+
+        features: the names of the columns of x.
+        """
         if not clients:
             raise ValueError("no clients were given")
         parts = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
@@ -150,6 +163,7 @@ class FederatedData:
             Rows(*(np.concatenate(leaves) for leaves in zip(*parts.values(), strict=True))),
             [len(part.y) for part in parts.values()],
             names=list(parts),
+            features=features,
             classes=classes,
             allow_missing=allow_missing,
             drop_empty=drop_empty,
@@ -167,8 +181,8 @@ class FederatedData:
         drop_empty: bool = False,
     ) -> "FederatedData":
         """One table, or path of a CSV file, for each client. `features` defaults to all columns but the outcome."""
-        clients = frames.many(tables, outcome=outcome, features=features)
-        return cls.from_clients(clients, classes=classes, allow_missing=allow_missing, drop_empty=drop_empty)
+        columns, clients = frames.many(tables, outcome=outcome, features=features)
+        return cls.from_clients(clients, features=columns, classes=classes, allow_missing=allow_missing, drop_empty=drop_empty)
 
     @classmethod
     def from_table(
@@ -186,19 +200,26 @@ class FederatedData:
         owner = frames.owners(frame, client, label)
         columns = features or [str(column) for column in frame.columns if column not in (outcome, client)]
         x, y = frames.arrays(frame, label, outcome=outcome, features=columns)
-        return cls.from_arrays(x, y, owner, classes=classes, allow_missing=allow_missing)
+        return cls.from_arrays(x, y, owner, features=columns, classes=classes, allow_missing=allow_missing)
 
     @classmethod
     def open(cls, directory: str | Path, *, memory_map: bool = True) -> "FederatedData":
         """Data that `save` wrote. Memory-mapped, rows are read from disk when they are used."""
         stored = storage.read(Path(directory), memory_map=memory_map)
-        spec = Spec(_row_spec(stored.rows), stored.classes)
+        if stored.features is not None:
+            checks.check_columns(stored.features, stored.rows)
+        spec = Spec(_row_spec(stored.rows), stored.classes, features=stored.features)
         return cls(stored.rows, stored.bounds, stored.ids, stored.names, spec)
 
     def save(self, directory: str | Path) -> None:
         """Write to a new directory, which appears only when it is complete."""
         rows, names = self._supervised("save"), None if self.names is None else np.asarray(self.names, str)
-        storage.write(Path(directory), storage.Stored(rows, self.bounds, self.ids, names, self.spec.classes))
+        storage.write(Path(directory), storage.Stored(rows, self.bounds, self.ids, names, self.spec.classes, self.features))
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """The names of the columns of x; None where they have none, as pixels."""
+        return self.spec.features
 
     @property
     def clients(self) -> int:
@@ -237,7 +258,7 @@ class FederatedData:
 
     def rows_in(self, part: Part) -> PyTree:
         """The rows of one part of all clients, client after client."""
-        return _take(self.rows, _ranges(self.starts(part), self.counts(part)))
+        return _take(self.rows, ranges(self.starts(part), self.counts(part)))
 
     def shard(self, position: int, part: Part) -> Shard:
         """One client's own rows of a part, as a site would hold them."""
@@ -257,7 +278,7 @@ class FederatedData:
         if min(validation, test) < 0 or validation + test >= 1:
             raise ValueError(f"fractions must be at least 0 and add up to less than 1, got {validation=}, {test=}")
         starts, sizes = self.bounds[:, 0], self.bounds[:, 3] - self.bounds[:, 0]
-        order = _shuffled(_of_clients(seed, self.ids), sizes)
+        order = shuffled(words_of(seed, self.ids), sizes)
         spare = np.maximum(sizes - 1, 0)
         to_test = np.minimum(np.floor(sizes * test + 0.5).astype(np.int64), spare)
         to_validation = np.minimum(np.floor(sizes * validation + 0.5).astype(np.int64), spare - to_test)
@@ -273,17 +294,17 @@ class FederatedData:
         Clients and rows are drawn at random from the seed; the other training rows are dropped, validation and test rows stay.
         With the same seed, a smaller limit keeps some of the rows of a larger one, and a smaller share has some of its clients.
         """
-        _check_limits(train_rows, few_rows, few_share)
+        checks.check_limits(train_rows, few_rows, few_share)
         trained = self.counts("train")
         # Hashed once more than for a split: of the same seed, both would otherwise order the rows by the same tickets.
-        own = _hash(_of_clients(seed, self.ids))
+        own = hashed(words_of(seed, self.ids))
         most = np.full(self.clients, np.iinfo(np.int64).max if train_rows is None else train_rows)
         if few_rows is not None:
             most[np.argsort(own, kind="stable")[: int(np.floor(few_share * self.clients + 0.5))]] = few_rows
         kept = np.minimum(trained, most)
-        first = _shuffled(own, trained)[_ranges(np.cumsum(trained) - trained, kept)]
-        others = _ranges(self.bounds[:, 1], self.bounds[:, 3] - self.bounds[:, 1])
-        order = np.sort(np.concatenate([_ranges(self.starts("train"), trained)[first], others]))
+        first = shuffled(own, trained)[ranges(np.cumsum(trained) - trained, kept)]
+        others = ranges(self.bounds[:, 1], self.bounds[:, 3] - self.bounds[:, 1])
+        order = np.sort(np.concatenate([ranges(self.starts("train"), trained)[first], others]))
         bounds = self.bounds - np.cumsum(trained - kept)[:, None]
         bounds[:, 0] += trained - kept
         return replace(self, rows=_take(self.rows, order), bounds=bounds)
@@ -300,7 +321,7 @@ class FederatedData:
         if np.all(np.diff(chosen) == 1):
             rows = jax.tree.map(lambda leaf: leaf[starts[0] : bounds[-1, 3]], self.rows)
         else:
-            rows = _take(self.rows, _ranges(starts, sizes))
+            rows = _take(self.rows, ranges(starts, sizes))
         moved = bounds + (np.cumsum(sizes) - sizes - starts)[:, None]
         names = None if self.names is None else np.asarray(self.names)[chosen]
         return FederatedData(rows, moved, self.ids[chosen], names, self.spec)
@@ -317,7 +338,7 @@ class FederatedData:
         sizes = np.asarray([0, *(self.counts(part).sum() for part in PARTS)])
         rows = self.rows
         if sizes[1] < sizes.sum():
-            rows = _take(rows, np.concatenate([_ranges(self.starts(part), self.counts(part)) for part in PARTS]))
+            rows = _take(rows, np.concatenate([ranges(self.starts(part), self.counts(part)) for part in PARTS]))
         return FederatedData(rows, np.cumsum(sizes)[None], np.zeros(1, np.int64), ("pooled",), self.spec)
 
     def standardised(self, *, scaling: Scaling | None = None) -> "tuple[FederatedData, Scaling]":
@@ -326,9 +347,9 @@ class FederatedData:
         if scaling is None:
             trained = self.counts("train")
             each = np.stack([trained, self.bounds[:, 3] - self.bounds[:, 0] - trained], axis=1)
-            scaling = fit_scaling(x, np.repeat(np.tile([True, False], self.clients), each.reshape(-1)))
+            scaling = fit_scaling(x, np.repeat(np.tile([True, False], self.clients), each.reshape(-1)), self.features)
         rows = Rows(scaling.apply(x), y)
-        return replace(self, rows=rows, spec=Spec(_row_spec(rows), self.spec.classes)), scaling
+        return replace(self, rows=rows, spec=self.spec._replace(rows=_row_spec(rows))), scaling
 
     def _supervised(self, method: str) -> Rows:
         if not isinstance(self.rows, Rows):
@@ -346,59 +367,5 @@ def _take(rows: PyTree, order: Int[np.ndarray, " rows"]) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[order]), rows)
 
 
-def _ranges(starts: Int64[np.ndarray, " n"], counts: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " rows"]:
-    """The numbers starts[i], ..., starts[i] + counts[i] - 1, for every i in turn."""
-    ends = np.cumsum(counts)
-    return np.arange(counts.sum()) + np.repeat(starts - (ends - counts), counts)
-
-
 def _row_spec(rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
-
-
-def _check_lengths(rows: PyTree, counts: Int64[np.ndarray, " clients"]) -> None:
-    if counts.ndim != 1 or np.any(counts < 0):
-        raise ValueError("counts must be a list of numbers of rows, one for each client")
-    lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
-    if lengths != {int(counts.sum())}:
-        raise ValueError(f"the arrays have {sorted(lengths)} rows (-1: none) and the clients {counts.sum()}; they must agree")
-    if not counts.sum():
-        raise ValueError("there are no rows at all")
-
-
-def _check_limits(train_rows: int | None, few_rows: int | None, few_share: int | float) -> None:
-    if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
-        raise ValueError(f"limited: few_rows goes with a few_share in (0, 1], got {few_rows=}, {few_share=}")
-    if train_rows is None and few_rows is None:
-        raise ValueError("limited: give train_rows, or few_rows and few_share, or all three")
-    for name, rows in (("train_rows", train_rows), ("few_rows", few_rows)):
-        if rows is not None and rows < 1:
-            raise ValueError(f"limited: {name} must be at least 1, got {rows}")
-    if train_rows is not None and few_rows is not None and few_rows > train_rows:
-        raise ValueError(f"limited: few_rows={few_rows} is more than train_rows={train_rows}, which is for the other clients")
-
-
-def _of_clients(seed: int, ids: Int64[np.ndarray, " clients"]) -> np.ndarray:
-    """A random word for each client."""
-    return _hash(_hash(_words(seed)) + _words(ids))
-
-
-def _shuffled(words: np.ndarray, counts: Int64[np.ndarray, " clients"]) -> Int64[np.ndarray, " rows"]:
-    """Row numbers client after client, each client's in random order by tickets that are made of its word."""
-    tickets = _hash(np.repeat(words, counts) + _words(_ranges(np.zeros_like(counts), counts)))
-    position = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
-    # One sort key, the client in its upper 31 bits and the ticket below: far faster than a sort by two keys.
-    return np.argsort((position << np.uint64(33)) | (tickets >> np.uint64(31)), kind="stable")
-
-
-def _words(values: int | np.ndarray) -> np.ndarray:
-    """Whole numbers as 64-bit words, spread by an odd constant (the golden ratio) so that neighbours differ in all bits."""
-    words = np.asarray([values & (2**64 - 1)], np.uint64) if isinstance(values, int) else values.astype(np.uint64)
-    return (words + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-
-
-def _hash(words: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection of 64-bit words; each bit touches all others."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))

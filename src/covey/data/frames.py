@@ -27,12 +27,15 @@ def read(table: Table, label: str) -> tuple["pandas.DataFrame", str]:
     return table, label
 
 
-def many(tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] | None) -> dict[str, XY]:
-    """Features and outcome of each client's own table. Without `features`, all tables must have the same columns."""
+def many(tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] | None) -> tuple[Sequence[str], dict[str, XY]]:
+    """The feature columns, and features and outcome of each client's own table.
+
+    Without `features`, all tables must have the same columns.
+    """
     if not tables:
         raise ValueError("no tables were given; pass {name of client: table or path of a CSV file}")
     out: dict[str, XY] = {}
-    columns, first = list(features or ()), ""
+    columns, first = features or (), ""
     for name, table in tables.items():
         frame, label = read(table, name)
         if features is None and not out:
@@ -40,7 +43,7 @@ def many(tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] |
         if features is None:
             _check_same_columns(columns, [str(column) for column in frame.columns if column != outcome], first, label)
         out[name] = arrays(frame, label, outcome=outcome, features=columns)
-    return out
+    return columns, out
 
 
 def arrays(frame: "pandas.DataFrame", label: str, *, outcome: str, features: Sequence[str]) -> XY:

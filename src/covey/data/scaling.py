@@ -4,6 +4,7 @@ Each client gives the number of observed values of a feature, their sum and the 
 totals give the mean and the scale that every client then uses. No row leaves a client; validation and test rows are not used.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +30,13 @@ class Scaling(NamedTuple):
         return out
 
 
-def fit(x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " rows"]) -> Scaling:
-    """The scaling of the training rows: mean = S1/n and scale^2 = S2/n - mean^2 over observed values, summed in float64."""
+def fit(
+    x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " rows"], names: Sequence[str] | None = None
+) -> Scaling:
+    """The scaling of the training rows: mean = S1/n and scale^2 = S2/n - mean^2 over observed values, summed in float64.
+
+    names: of the columns, for errors.
+    """
     count = np.zeros(x.shape[1:], np.int64)
     total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
     for begin, block in blocks(x):
@@ -41,7 +47,8 @@ def fit(x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " r
         total += values.sum(0)
         squares += np.square(values).sum(0)
     if np.any(count == 0):
-        feature = np.argwhere(count == 0)[0].tolist()
+        place = np.argwhere(count == 0)[0].tolist()
+        feature = place if names is None else repr(names[place[0]])
         raise ValueError(f"feature {feature} has no observed value in any training row; leave that column out")
     mean = total / count
     variance = squares / count - np.square(mean)

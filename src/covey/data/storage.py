@@ -24,6 +24,7 @@ class Stored(NamedTuple):
     ids: Int[np.ndarray, " clients"]
     names: Shaped[np.ndarray, " clients"] | None
     classes: int | None
+    features: tuple[str, ...] | None
 
 
 def write(directory: Path, stored: Stored) -> None:
@@ -44,6 +45,7 @@ def write(directory: Path, stored: Stored) -> None:
             "rows": len(stored.rows.y),
             "classes": stored.classes,
             "named": stored.names is not None,
+            "features": stored.features,
         }
         (work / "about.json").write_text(json.dumps(about, indent=2) + "\n")
         work.chmod(0o755)  # mkdtemp makes it private; data is shared like any other file
@@ -68,4 +70,5 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
     names = np.load(directory / "names.npy", mmap_mode=mode, allow_pickle=False) if about["named"] else None
     if not len(x) == len(y) == about["rows"] == bounds[-1, 3] or not len(bounds) == len(ids) == about["clients"]:
         raise ValueError(f"the files of {directory} do not fit together; some were replaced after they were saved")
-    return Stored(Rows(x, y), bounds, ids, names, about["classes"])
+    features = about.get("features")  # directories of before have no such line
+    return Stored(Rows(x, y), bounds, ids, names, about["classes"], None if features is None else tuple(features))

@@ -22,6 +22,7 @@ from covey.core.algorithm import Algorithm, State, no_draws
 from covey.core.cohort import Scheme, full
 from covey.core.faults import Faults
 from covey.core.node import Channel
+from covey.core.shard import Axis
 from covey.data.federated import FederatedData, Part
 from covey.engines.loop import Loop
 from covey.engines.peers import Peers
@@ -253,18 +254,22 @@ class Run:
         """The clients' posterior at this round: draws, trace and summary. Only methods that draw have it."""
         if self.method.draws is None:
             raise AttributeError(no_draws(self.method))
-        return Posterior(self.data, partial(self._engine.draws, self._state), self._origin)
+        return Posterior(self.data, partial(self._engine.draws, self._state), self._origin, self._axes)
 
     @property
     def chains(self) -> SharedPosterior:
         """The posterior of what all clients share, from all draws so far. Only methods whose server samples have it."""
         if self.method.chains is None or self._draws is None:
             raise AttributeError(f"{self.method.name} does not sample what clients share, as fald does")
-        return SharedPosterior(self.method.chains, self._draws.all, self._origin)
+        return SharedPosterior(self.method.chains, self._draws.all, self._origin, self._axes)
 
     @property
     def _origin(self) -> dict[str, str | int]:
         return {"method": self.method.name, "round": self.round, "seed": self.seed, "covey_version": version("covey")}
+
+    @property
+    def _axes(self) -> dict[str, Axis]:
+        return {} if self.method.axes is None else self.method.axes(self.data.spec)
 
     def go_on(self, rounds: int) -> "Run":
         """Run `rounds` rounds more, as the run was started. Returns itself."""

@@ -11,7 +11,7 @@ an intercept, their difference has no information and the sum keeps its right va
 theta; those of few clients are too short for the deviations of effects.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,10 @@ from jaxtyping import Array, Float, PyTree
 from covey.algorithms.fedpop import Down, Population, of_law
 from covey.algorithms.total import total
 from covey.core.algorithm import Algorithm
-from covey.core.shard import all_rows
+from covey.core.shard import Spec, all_rows
 from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
+from covey.inference.posterior import labels
 from covey.models.effects import Law, gaussian
 from covey.models.mixed import MixedModel
 
@@ -99,14 +100,14 @@ def shared_effects(
     covariance = np.zeros_like(information)
     covariance[:free, :free] = np.linalg.pinv(information[:free, :free], rcond=1e-6, hermitian=True)
     estimate, jacobian = described(model, law, unravel(flat)), jax.jacobian(lambda v: described(model, law, unravel(v)))(flat)
+    places = _places(model, law, theta, data.spec)
     quantile = float(norm.ppf(0.5 + probability / 2))
     lines = []
     for name, value in estimate.items():
         slopes = np.asarray(jacobian[name], np.float64).reshape(-1, len(flat))
         deviations = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", slopes, covariance, slopes), 0.0))
         numbers = np.asarray(value, np.float64).reshape(-1)
-        for place, (number, sd) in enumerate(zip(numbers, deviations, strict=True)):
-            label = name if value.ndim == 0 else f"{name}[{', '.join(str(i) for i in np.unravel_index(place, value.shape))}]"
+        for label, number, sd in zip(labels(name, places[name]), numbers, deviations, strict=True):
             bounds = {"low": number - quantile * sd, "high": number + quantile * sd}
             lines.append({"name": label, "estimate": number, "se": sd, **bounds})
     return pd.DataFrame(lines).set_index("name")
@@ -120,6 +121,19 @@ def described(model: MixedModel, law: Law, theta: Population) -> dict[str, Array
     else:
         shared = model.coefficients(theta.phi, law.start(parameters))
     return shared if law.describe is None else shared | law.describe(parameters)
+
+
+def _places(model: MixedModel, law: Law, theta: Population, spec: Spec) -> dict[str, list[Sequence[object]]]:
+    """What lies along the axes of each described value, numbers where that has no labels; the axes of a law's are effects."""
+    known = {} if model.axes is None else {name: axis.labels for name, axis in model.axes(spec).items()}
+    of_effects = {} if law.describe is None else law.describe(of_law(model, theta))
+
+    def along(name: str, place: int, size: int) -> Sequence[object]:
+        labelled = "effects" if name in of_effects else name if place == 0 else ""
+        return known.get(labelled, range(size))
+
+    shapes = {name: value.shape for name, value in described(model, law, theta).items()}
+    return {name: [along(name, place, size) for place, size in enumerate(shape)] for name, shape in shapes.items()}
 
 
 def _precision(theta: Population, phi_prior: float | None, beta_prior: float | None) -> np.ndarray:

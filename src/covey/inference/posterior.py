@@ -1,6 +1,7 @@
 """The posterior of a run's clients: draws, the trace that ArviZ works on, and a summary with credible intervals."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
+from covey.core.shard import Axis
 from covey.data.federated import FederatedData
 
 if TYPE_CHECKING:
@@ -22,11 +24,13 @@ class Posterior(NamedTuple):
     data: the clients of the run.
     draw: (positions, number, data or None, chains) -> draws as (clients, chains, number, ...).
     attributes: what a trace records of its origin.
+    axes: labels of the numbers of a draw.
     """
 
     data: FederatedData
     draw: Callable[..., PyTree]
     attributes: dict[str, str | int]
+    axes: Mapping[str, Axis]
 
     def draws(self, client: Client, number: int, *, chain: int = 0, data: FederatedData | None = None) -> PyTree:
         """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen.
@@ -63,7 +67,8 @@ class Posterior(NamedTuple):
         from covey.inference.trace import as_tree  # ArviZ takes seconds to import
 
         names = [here.name_of(int(at)) for at in positions]
-        return as_tree(drawn, None if alone else names, self.attributes | ({"client": names[0]} if alone else {}))
+        attributes = self.attributes | ({"client": names[0]} if alone else {})
+        return as_tree(drawn, None if alone else names, attributes, self.axes)
 
     def summary(
         self,
@@ -83,6 +88,11 @@ class Posterior(NamedTuple):
         from covey.inference.trace import summarise
 
         return summarise(self.trace(clients, draws=draws, chains=chains, data=data), probability=probability)
+
+
+def labels(name: str, axes: Sequence[Iterable[object]]) -> list[str]:
+    """What the numbers of an array are called, given what lies along its axes: `slopes[age]`, `slopes[dose]`, ..."""
+    return [name + (f"[{', '.join(map(str, place))}]" if place else "") for place in product(*axes)]
 
 
 def check_probability(probability: float) -> None:

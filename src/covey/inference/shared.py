@@ -1,6 +1,6 @@
 """The posterior of what all clients share, from draws that a run has collected: for ArviZ, summarised, and to predict with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from covey.core.algorithm import Chains
+from covey.core.shard import Axis
 from covey.inference.posterior import check_probability
 from covey.models.mixed import average_of
 from covey.models.predictive import Predictive
@@ -26,11 +27,13 @@ class SharedPosterior(NamedTuple):
     chains: how draws are described and predicted with.
     collected: () -> all draws, as (draws, chains, ...).
     attributes: what a trace records of its origin.
+    axes: labels of the numbers of a draw.
     """
 
     chains: Chains
     collected: Callable[[], PyTree]
     attributes: dict[str, str | int]
+    axes: Mapping[str, Axis]
 
     def draws(self, *, skip: int = 0, every: int = 1) -> PyTree:
         """Draws as (chains, draws, ...), without the first `skip` and then each `every`-th, as the model names them."""
@@ -43,7 +46,7 @@ class SharedPosterior(NamedTuple):
         drawn = self.draws(skip=skip, every=every)
         from covey.inference.trace import as_tree  # ArviZ takes seconds to import
 
-        return as_tree(jax.tree.map(lambda leaf: leaf[None], drawn), None, self.attributes)
+        return as_tree(jax.tree.map(lambda leaf: leaf[None], drawn), None, self.attributes, self.axes)
 
     def summary(self, *, probability: float = 0.9, skip: int = 0, every: int = 1) -> pd.DataFrame:
         """Mean, standard deviation, equal-tailed interval, R-hat, effective draws and Monte Carlo error: a line a number.

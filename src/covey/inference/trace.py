@@ -15,7 +15,8 @@ import xarray
 from arviz_stats.summary import summary
 from jaxtyping import PyTree
 
-from covey.inference.posterior import check_probability
+from covey.core.shard import Axis
+from covey.inference.posterior import check_probability, labels
 
 HIGHEST_R_HAT = 1.05  # above, chains have not found the same distribution
 FEWEST_EFFECTIVE = 100  # independent draws; below, the ends of an interval are guesses
@@ -23,18 +24,24 @@ _FEWEST_DRAWS = 4  # ArviZ halves each chain, and a variance needs two
 _COLUMNS = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean"]
 
 
-def as_tree(draws: PyTree, clients: Sequence[str] | None, attributes: Mapping[str, str | int]) -> xarray.DataTree:
+def as_tree(
+    draws: PyTree, clients: Sequence[str] | None, attributes: Mapping[str, str | int], axes: Mapping[str, Axis]
+) -> xarray.DataTree:
     """Draws as (clients, chains, draws, ...) in ArviZ's order, (chain, draw, client, ...). Without names there is one client.
 
-    The leaves of nested draws are named by their path; a bare array is called `parameters`.
+    The leaves of nested draws are named by their path; a bare array is called `parameters`. `axes` become coordinates.
     """
     leaves = jax.tree_util.tree_leaves_with_path(draws)
     named = {jax.tree_util.keystr(path, simple=True, separator=".") or "parameters": np.asarray(leaf) for path, leaf in leaves}
+    known = {name: axis for name, axis in axes.items() if name in named}
+    dimensions = {name: [known[name].dimension] if name in known else [] for name in named}
+    coordinates = {axis.dimension: list(axis.labels) for axis in known.values()}
     if clients is None:
-        values, coordinates, dimensions = {name: leaf[0] for name, leaf in named.items()}, {}, {}
+        values = {name: leaf[0] for name, leaf in named.items()}
     else:
         values = {name: np.moveaxis(leaf, 0, 2) for name, leaf in named.items()}
-        coordinates, dimensions = {"client": list(clients)}, {name: ["client"] for name in named}
+        coordinates["client"] = list(clients)
+        dimensions = {name: ["client", *inner] for name, inner in dimensions.items()}
     return arviz_base.from_dict(
         {"posterior": values},
         sample_dims=["chain", "draw"],
@@ -79,17 +86,16 @@ def netcdf(tree: xarray.DataTree) -> bytes:
 
 
 def _lines(found: xarray.DataArray) -> pd.DataFrame:
-    """A line for each number of a variable: `slopes[0]`, `slopes[1]`, ..., by client where there are clients."""
+    """A line for each number of a variable: `slopes[age]`, or `slopes[0]` without labels; by client where there are clients."""
     inner = [dim for dim in found.dims if dim not in ("summary", "client")]
     clients = [dim for dim in found.dims if dim == "client"]
     numbers = found.transpose("summary", *clients, *inner)
     columns = numbers.values.reshape(numbers.sizes["summary"], -1)
-    shape = tuple(numbers.sizes[dim] for dim in inner)
-    labels = [str(found.name) + (f"[{', '.join(map(str, place))}]" if place else "") for place in np.ndindex(shape)]
+    lines = labels(str(found.name), [numbers[dim].values for dim in inner])
     if clients:
-        index = pd.MultiIndex.from_product([found["client"].values.astype(str), labels], names=["client", "parameter"])
+        index = pd.MultiIndex.from_product([found["client"].values.astype(str), lines], names=["client", "parameter"])
     else:
-        index = pd.Index(labels, name="parameter")
+        index = pd.Index(lines, name="parameter")
     return pd.DataFrame(columns.T, index=index, columns=[str(name) for name in found["summary"].values])
 
 

@@ -18,6 +18,7 @@ from covey.models.matrix_completion import Factors, MatrixModel, matrix_completi
 from covey.models.measure import measure
 from covey.models.mixed import (
     MixedModel,
+    NamedSlopes,
     average_of,
     averaged,
     linear_map,
@@ -96,6 +97,7 @@ __all__ = [
     "MixedModel",
     "Mixture",
     "Model",
+    "NamedSlopes",
     "Noisy",
     "Normal",
     "Perceptron",

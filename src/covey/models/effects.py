@@ -48,7 +48,8 @@ class Law(NamedTuple):
     transport: (beta, other beta, z) -> z as the other law would have it, of the same standardised effects; None where a law has
         no such thing.
     learned: whether beta is learned; if not, clients send nothing about it.
-    describe: (beta) -> {name: value}: how clients differ, as users know it; None where beta is all there is.
+    describe: (beta) -> {name: value}: how clients differ, as users know it, every axis one of effects; None where beta is all
+        there is.
     """
 
     init: Callable[[Key[Array, ""], Float[Array, " effects"], Spec], PyTree]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
-from covey.core.shard import Spec
+from covey.core.shard import Axis, Spec
 from covey.models.model import Model, flat, flat_size, from_predictive, need_classes, need_number
 from covey.models.predictive import Categorical, Normal, Poisson
 
@@ -44,7 +44,7 @@ def linear(*, scale: float | None = 1.0) -> Model:
         deviation = jnp.exp(params.log_scale) if isinstance(params, Noisy) else jnp.asarray(scale, mean.dtype)
         return Normal(mean, jnp.broadcast_to(deviation, mean.shape))
 
-    return from_predictive("linear", init, predictive)
+    return from_predictive("linear", init, predictive)._replace(axes=_axes)
 
 
 def logistic() -> Model:
@@ -59,7 +59,7 @@ def logistic() -> Model:
     def predictive(params: Linear, x: Shaped[Array, " rows *features"]) -> Categorical:
         return Categorical.of_logit(_predictor(params, x))
 
-    return from_predictive("logistic", init, predictive)
+    return from_predictive("logistic", init, predictive)._replace(axes=_axes)
 
 
 def softmax() -> Model:
@@ -71,7 +71,7 @@ def softmax() -> Model:
     def predictive(params: Linear, x: Shaped[Array, " rows *features"]) -> Categorical:
         return Categorical.of_logits(_predictor(params, x))
 
-    return from_predictive("softmax", init, predictive)
+    return from_predictive("softmax", init, predictive)._replace(axes=_axes)
 
 
 def poisson() -> Model:
@@ -84,11 +84,15 @@ def poisson() -> Model:
     def predictive(params: Linear, x: Shaped[Array, " rows *features"]) -> Poisson:
         return Poisson(_predictor(params, x))
 
-    return from_predictive("poisson", init, predictive)
+    return from_predictive("poisson", init, predictive)._replace(axes=_axes)
 
 
 def _zeros(spec: Spec, *classes: int) -> Linear:
     return Linear(jnp.zeros((flat_size(spec), *classes)), jnp.zeros(classes))
+
+
+def _axes(spec: Spec) -> dict[str, Axis]:
+    return {} if spec.features is None else {"weight": Axis("column", spec.features)}
 
 
 def _predictor(params: Linear | Noisy, x: Shaped[Array, " rows *features"]) -> Float[Array, " rows *classes"]:

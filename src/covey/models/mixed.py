@@ -1,30 +1,53 @@
 """Mixed models: an outcome depends on parameters phi that all clients share and on random effects z of its own client.
 
 The generalised linear ones add z to the coefficients of a generalised linear model: z_0 to the intercept, z_j to the weight of
-the j-th column that `slopes` names,
+the j-th column that `slopes` gives, by number or by name,
 
     predictor = x'w + b + z_0 + sum_j z_j x_j.
+
+A likelihood sees rows, which have no names: which columns names stand for is found when phi is made from the data's Spec, and
+rides along in phi as a part that jit knows and nobody learns.
 
 Where the effects have a mean of their own, as in FedPop, data tell only sums apart: the intercept of a typical client is
 b + mean_0 and its weight of such a column is w_j + mean_j. `own_parameters` gives these sums.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
-from covey.core.shard import Rows, Spec
+from covey.core.shard import Axis, Rows, Spec
 from covey.models.effects import Law
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 
-Slopes: TypeAlias = tuple[int, ...] | Literal["all"]
-Coefficients = TypeVar("Coefficients", bound=Linear | Noisy)
+Slopes: TypeAlias = tuple[int | str, ...] | Literal["all"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Columns:
+    """Numbers of columns, in a tree of parameters: a static part, without leaves."""
+
+    numbers: tuple[int, ...] = field(metadata={"static": True})
+
+
+class NamedSlopes(NamedTuple):
+    """phi of a model whose `slopes` are names: its coefficients, and which columns have these names.
+
+    log_scale: as in `Noisy`; None where the noise is not learned.
+    """
+
+    weight: Float[Array, " features"]
+    bias: Float[Array, ""]
+    log_scale: Float[Array, ""] | None
+    slopes: Columns
 
 
 class MixedModel(NamedTuple):
@@ -39,6 +62,7 @@ class MixedModel(NamedTuple):
     law: the law of the effects, whose parameters are then phi; None leaves it to the method.
     describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
     coefficients: (phi, z) -> {name: value}: all that a client with effects z has, shared ones too; None if these have no names.
+    axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x, and of the `effects` z themselves.
     """
 
     name: str
@@ -50,10 +74,11 @@ class MixedModel(NamedTuple):
     law: Law | None = None
     describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
     coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
+    axes: Callable[[Spec], dict[str, Axis]] | None = None
 
 
 def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedModel:
-    """Linear regression with random intercepts, and random slopes of the columns `slopes`.
+    """Linear regression with random intercepts, and random slopes of the columns `slopes`, given by number or name.
 
     The noise has the standard deviation `scale`, or one that is learned, from 1.
     """
@@ -61,12 +86,12 @@ def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedMod
 
 
 def mixed_logistic(*, slopes: Slopes = ()) -> MixedModel:
-    """Logistic regression with random intercepts, and random slopes of the columns `slopes`."""
+    """Logistic regression with random intercepts, and random slopes of the columns `slopes`, given by number or name."""
     return _generalised("mixed_logistic", logistic(), slopes)
 
 
 def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
-    """Poisson regression with random intercepts, and random slopes of the columns `slopes`."""
+    """Poisson regression with random intercepts, and random slopes of the columns `slopes`, given by number or name."""
     return _generalised("mixed_poisson", poisson(), slopes)
 
 
@@ -99,9 +124,15 @@ def linear_map(*, effects: int, scale: float = 1.0, start: np.ndarray | None = N
     return _from_predictive("linear_map", init, lambda key, spec: jnp.zeros(effects), predictive)
 
 
-def own_parameters(phi: Coefficients, z: Float[Array, " effects"], slopes: Slopes = ()) -> Coefficients:
-    """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client."""
-    return phi._replace(weight=phi.weight.at[_columns(slopes)].add(z[1:]), bias=phi.bias + z[0])
+def own_parameters(phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"], slopes: Slopes = ()) -> Linear | Noisy:
+    """The coefficients of a client with effects z; with z the mean of the effects, those of a typical client.
+
+    slopes: those of the model that phi is of.
+    """
+    weight, bias = phi.weight.at[_columns(phi, slopes)].add(z[1:]), phi.bias + z[0]
+    if isinstance(phi, Linear) or phi.log_scale is None:
+        return Linear(weight, bias)
+    return Noisy(weight, bias, phi.log_scale)
 
 
 def averaged(predictive: Callable[[Float[Array, " effects"]], Predictive], draws: Float[Array, "draws effects"]) -> Predictive:
@@ -127,37 +158,77 @@ def average_of(members: Predictive, weights: Float[Array, " members"] | None = N
     raise ValueError(f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}")
 
 
-def _columns(slopes: Slopes) -> slice | Array:
-    return slice(None) if slopes == "all" else jnp.array(slopes, int)
+def _columns(phi: Linear | Noisy | NamedSlopes, slopes: Slopes) -> slice | Array:
+    if slopes == "all":
+        return slice(None)
+    numbers = phi.slopes.numbers if isinstance(phi, NamedSlopes) else slopes
+    if any(isinstance(column, str) for column in numbers):
+        raise ValueError(f"slopes={slopes} are names, which these coefficients do not know; take phi from the model's own init")
+    return jnp.array(numbers, int)
 
 
 def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
     """A generalised linear model whose client has coefficients of its own."""
     if slopes != "all" and len(set(slopes)) < len(slopes):
         raise ValueError(f"{name}: slopes names a column twice: {slopes}")
+    by_name = slopes != "all" and any(isinstance(column, str) for column in slopes)
+
+    def init(key: Key[Array, ""], spec: Spec) -> Linear | Noisy | NamedSlopes:
+        phi, columns = base.init(key, spec), Columns(_found(name, slopes, spec))
+        return NamedSlopes(phi.weight, phi.bias, getattr(phi, "log_scale", None), columns) if by_name else phi
 
     def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " effects"]:
-        columns = flat_size(spec)
-        wrong = [column for column in slopes if not 0 <= column < columns] if slopes != "all" else []
-        if wrong:
-            raise ValueError(f"{name}: slopes are columns 0 to {columns - 1} of these rows, got {wrong[0]}")
-        return jnp.zeros(1 + (columns if slopes == "all" else len(slopes)))
+        return jnp.zeros(1 + len(_found(name, slopes, spec)))
 
-    def predictive(phi: Linear | Noisy, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]) -> Predictive:
+    def predictive(
+        phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]
+    ) -> Predictive:
         return base.predictive(own_parameters(phi, z, slopes), x)
 
-    def describe(phi: Linear | Noisy, z: Float[Array, " effects"]) -> dict[str, Array]:
+    def describe(phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"]) -> dict[str, Array]:
         own = own_parameters(phi, z, slopes)
         personal = {"intercept": own.bias}
-        return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(slopes)]}
+        return personal if not len(slopes) else personal | {"slopes": own.weight[_columns(phi, slopes)]}
 
-    def coefficients(phi: Linear | Noisy, z: Float[Array, " effects"]) -> dict[str, Array]:
+    def coefficients(phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"]) -> dict[str, Array]:
         own = own_parameters(phi, z, slopes)
         named = {"intercept": own.bias, "weights": own.weight}
         return named | {"noise": jnp.exp(own.log_scale)} if isinstance(own, Noisy) else named
 
-    model = _from_predictive(name, base.init, init_effects, predictive)
-    return model._replace(describe=describe, coefficients=coefficients)
+    def axes(spec: Spec) -> dict[str, Axis]:
+        if spec.features is None:
+            return {}
+        own = tuple(spec.features[column] for column in _found(name, slopes, spec))
+        effects = Axis("effect", ("intercept", *own))
+        return {"slopes": Axis("slope", own), "weights": Axis("column", spec.features), "effects": effects}
+
+    model = _from_predictive(name, init, init_effects, predictive)
+    return model._replace(describe=describe, coefficients=coefficients, axes=axes)
+
+
+def _found(name: str, slopes: Slopes, spec: Spec) -> tuple[int, ...]:
+    """The numbers of the columns of these rows that `slopes` gives."""
+    if slopes == "all":
+        return tuple(range(flat_size(spec)))
+    found = tuple(_number(name, column, spec) for column in slopes)
+    if len(set(found)) < len(found):
+        raise ValueError(f"{name}: slopes names a column twice: {slopes}")
+    return found
+
+
+def _number(name: str, column: int | str, spec: Spec) -> int:
+    if not isinstance(column, str):
+        if not 0 <= column < flat_size(spec):
+            raise ValueError(f"{name}: slopes are columns 0 to {flat_size(spec) - 1} of these rows, got {column}")
+        return column
+    if spec.features is None:
+        raise ValueError(
+            f"{name}: slopes has the name {column!r}, but the columns of these data have no names; give its number, or make the "
+            "data with features="
+        )
+    if column not in spec.features:
+        raise ValueError(f"{name}: slopes has {column!r}, but the columns of these data are {', '.join(spec.features)}")
+    return spec.features.index(column)
 
 
 def _from_predictive(

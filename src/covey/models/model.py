@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core import tree
-from covey.core.shard import Rows, Spec
+from covey.core.shard import Axis, Rows, Spec
 from covey.models.predictive import Predictive
 
 
@@ -22,6 +22,7 @@ class Model(NamedTuple):
     predictive: (params, x) -> the predictive distribution of the outcomes of the rows x.
     log_prior: (params) -> log p(params) up to a constant, for methods that sample a posterior; counted once, not once a client.
     describe: (params) -> {name: value}: parameters as users know them; None where params are all there is.
+    axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x; None where there are numbers only.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Model(NamedTuple):
     predictive: Callable[[PyTree, Shaped[Array, " rows *features"]], Predictive]
     log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
     describe: Callable[[PyTree], dict[str, Array]] | None = None
+    axes: Callable[[Spec], dict[str, Axis]] | None = None
 
 
 def from_predictive(

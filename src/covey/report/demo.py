@@ -27,7 +27,6 @@ from covey.algorithms.local import local
 from covey.core.algorithm import Algorithm
 from covey.data.federated import FederatedData
 from covey.data.loaders import load
-from covey.data.tables import HEART_DISEASE
 from covey.experiment import durable
 from covey.experiment.run import run
 from covey.inference.information import shared_effects
@@ -137,8 +136,7 @@ def find() -> Findings:
     method = mixed_effects()
     fit = run(method, hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
     shared = shared_effects(method, mixed_logistic(), fit.state.theta, hospitals, phi_prior=PRIOR, probability=PROBABILITY)
-    weights = [f"weights[{place}]" for place in range(len(HEART_DISEASE.features))]
-    shared = shared.loc[weights].set_axis(list(HEART_DISEASE.features))
+    shared = shared.filter(like="weights[", axis=0).rename(lambda label: label.removeprefix("weights[").removesuffix("]"))
     patients = int(new.counts("train")[0])
     arriving = {f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)}
     tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]

@@ -63,10 +63,10 @@ CASES = (
         units=(25.0, 5.0),
         published={
             "intercept": 251.405,
-            "weights[0]": 10.467,
-            "deviation[0]": 23.781,
-            "deviation[1]": 5.717,
-            "correlation[0, 1]": 0.081,
+            "weights[Days]": 10.467,
+            "deviation[intercept]": 23.781,
+            "deviation[Days]": 5.717,
+            "correlation[intercept, Days]": 0.081,
             "noise": 25.592,
         },
     ),
@@ -84,7 +84,7 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
         data = rescaled(load(case.name), case.units)
         ours = in_units(fitted(case, data, ROUNDS[scale]), case)
         report(f"{case.name}: the pooled fit")
-        pooled = in_units(_table(maximum_likelihood(case, data)), case)
+        pooled = in_units(tabulated(maximum_likelihood(case, data), case, data), case)
         tables[case.name] = ours.assign(pooled=pooled["estimate"])
         errors, exact = ours["se"].to_dict(), pooled["estimate"].to_dict()
         for name, estimate in ours["estimate"].to_dict().items():
@@ -114,7 +114,8 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
     engine = Simulation(method, data, seed=0)
     theta = engine.advance(engine.start(), rounds)[0].server.theta
     table = shared_effects(method, model, theta, data, effects=law, rounds=20)
-    return table.loc[[name for name in table.index if not _is_known(str(name))]]
+    effects = _effects(case, data)
+    return table.drop([f"correlation[{one}, {other}]" for place, one in enumerate(effects) for other in effects[: place + 1]])
 
 
 def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
@@ -166,11 +167,27 @@ def rescaled(data: FederatedData, units: tuple[float, float]) -> FederatedData:
 def in_units(table: pd.DataFrame, case: Case) -> pd.DataFrame:
     """A table of estimates in the units of the data."""
     y, x = case.units
-    slopes = [f"weights[{place}]" for place in range(len(table))] + [
-        f"deviation[{1 + place}]" for place in range(len(case.slopes))
-    ]
-    known = {"intercept": y, "noise": y, "deviation[0]": y} | dict.fromkeys(slopes, y / x)
-    return table.mul(pd.Series({name: known.get(str(name), 1.0) for name in table.index}), axis=0)
+
+    def unit(name: str) -> float:
+        if name in ("intercept", "noise", "deviation[intercept]"):
+            return y
+        return y / x if name.startswith(("weights", "deviation")) else 1.0
+
+    return table.mul(pd.Series({name: unit(str(name)) for name in table.index}), axis=0)
+
+
+def tabulated(fit: Fit, case: Case, data: FederatedData) -> pd.DataFrame:
+    """A fit by the names that `shared_effects` has for its numbers."""
+    root = np.asarray(fit.root)
+    covariance = root @ root.T
+    deviation = np.sqrt(np.diag(covariance))
+    effects = _effects(case, data)
+    numbers = {"intercept": fit.coefficients[0]}
+    numbers |= {f"weights[{name}]": value for name, value in zip(_columns(data), fit.coefficients[1:], strict=True)}
+    numbers |= {"noise": fit.noise} | {f"deviation[{name}]": value for name, value in zip(effects, deviation, strict=True)}
+    if len(effects) > 1:
+        numbers[f"correlation[{effects[0]}, {effects[1]}]"] = covariance[0, 1] / np.prod(deviation[:2])
+    return pd.DataFrame({"estimate": {name: float(value) for name, value in numbers.items()}})
 
 
 def figure(tables: dict[str, pd.DataFrame]) -> go.Figure:
@@ -198,21 +215,10 @@ def _claims(case: Case, table: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def _table(fit: Fit) -> pd.DataFrame:
-    root = np.asarray(fit.root)
-    covariance = root @ root.T
-    deviation = np.sqrt(np.diag(covariance))
-    numbers = {"intercept": float(fit.coefficients[0])}
-    numbers |= {f"weights[{place}]": float(value) for place, value in enumerate(fit.coefficients[1:])}
-    numbers |= {"noise": float(fit.noise)} | {f"deviation[{place}]": float(value) for place, value in enumerate(deviation)}
-    if len(deviation) > 1:
-        numbers["correlation[0, 1]"] = float(covariance[0, 1] / np.prod(deviation[:2]))
-    return pd.DataFrame({"estimate": numbers})
+def _effects(case: Case, data: FederatedData) -> list[str]:
+    """What the effects of a group are called."""
+    return ["intercept", *(_columns(data)[place] for place in case.slopes)]
 
 
-def _is_known(name: str) -> bool:
-    """Correlations that are one, or that another line has."""
-    if not name.startswith("correlation"):
-        return False
-    row, column = (int(place) for place in name.removeprefix("correlation[").removesuffix("]").split(","))
-    return row >= column
+def _columns(data: FederatedData) -> tuple[str, ...]:
+    return data.features or ()
