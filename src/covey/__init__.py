@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from covey.estimators.imputer import FederatedImputer as FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
     from covey.experiment.components import choose_components as choose_components
-    from covey.experiment.run import Run as Run
+    from covey.experiment.ongoing import Run as Run
     from covey.experiment.run import run as run
 
 __version__ = version("covey")
@@ -78,7 +78,7 @@ _PLACES = {
     "choose_components": "covey.experiment.components:choose_components",
     "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
     "load": "covey.data.loaders:load",
-    "Run": "covey.experiment.run:Run",
+    "Run": "covey.experiment.ongoing:Run",
     "run": "covey.experiment.run:run",
 }
 

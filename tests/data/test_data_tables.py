@@ -116,3 +116,16 @@ def test_arrays_may_have_names_too():
     assert FederatedData.from_arrays(x, y, [0, 1], features=["a", "b"]).features == ("a", "b")
     assert FederatedData.from_clients({"one": (x, y)}, features=["a", "b"]).features == ("a", "b")
     assert FederatedData.from_clients({"one": (x, y)}).features is None
+
+
+def test_other_data_must_have_the_same_columns(hospitals):
+    data = FederatedData.from_tables(hospitals, outcome="ill", features=["smoker", "age"])
+    same = FederatedData.from_tables(hospitals, outcome="ill", features=["smoker", "age"])
+    assert data.replaced_by(None) is data
+    assert data.replaced_by(same) is same
+    with pytest.raises(ValueError, match="in another order: age, smoker, and not smoker, age"):
+        data.replaced_by(FederatedData.from_tables(hospitals, outcome="ill", features=["age", "smoker"]))
+    with pytest.raises(ValueError, match=r"smoker missing, none not known; make the data with features=\['smoker', 'age'\]"):
+        data.replaced_by(FederatedData.from_tables(hospitals, outcome="ill", features=["age"]))
+    nameless = FederatedData.from_clients({"one": (np.zeros((2, 2)), np.zeros(2))})
+    assert data.replaced_by(nameless) is nameless

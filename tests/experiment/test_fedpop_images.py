@@ -13,6 +13,7 @@ from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.data.loaders import load
 from covey.experiment.evaluation import Evaluation
+from covey.experiment.ongoing import Run
 from covey.experiment.reproduce import fedpop_images
 from covey.experiment.reproduce.fedpop_images import (
     COLOURS,
@@ -28,7 +29,7 @@ from covey.experiment.reproduce.fedpop_images import (
     strange,
     table,
 )
-from covey.experiment.run import Run, run
+from covey.experiment.run import run
 
 TINY = Size(seeds=1, clients=4, channels=(2, 3), hidden=(4,), halved=True, rounds=2, every=1, candidates=1, cohort=4)
 

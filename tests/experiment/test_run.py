@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from covey.experiment import durable
 from covey.experiment.digest import data_digest
 from covey.experiment.evaluation import Evaluation
 from covey.experiment.interrupt import StopRequest
-from covey.experiment.run import Run, run
+from covey.experiment.ongoing import Run
+from covey.experiment.run import run
 from covey.models import linear, logistic
 
 
@@ -124,9 +126,18 @@ def test_a_part_without_rows_is_told_before_the_first_round(method, data, whole)
         whole.evaluate(unsplit)
 
 
+def test_clients_with_other_columns_are_refused(method, data):
+    names = tuple(f"column{place}" for place in range(data.rows.x.shape[1]))
+    named, turned = (replace(data, spec=data.spec._replace(features=features)) for features in (names, names[::-1]))
+    done = run(method, named, **knobs(rounds=1, evaluate_every=None))
+    for ask in (lambda: done.evaluate(turned), lambda: done.predict(data.rows.x[:1], client="site0", data=turned)):
+        with pytest.raises(ValueError, match="in another order"):
+            ask()
+
+
 @pytest.mark.parametrize("block", [1, 64])
 def test_numbers_do_not_depend_on_blocks(method, data, whole, monkeypatch, block):
-    monkeypatch.setattr("covey.experiment.run._next_length", lambda before, seconds: block)
+    monkeypatch.setattr("covey.experiment.ongoing._next_length", lambda before, seconds: block)
     assert_same(whole, run(method, data, **knobs()))
 
 
@@ -245,7 +256,7 @@ def test_ctrl_c_is_heard_between_rounds(method, data, whole, tmp_path, monkeypat
         return 4
 
     with monkeypatch.context() as patch:
-        patch.setattr("covey.experiment.run._next_length", stop_at_four)
+        patch.setattr("covey.experiment.ongoing._next_length", stop_at_four)
         with pytest.raises(KeyboardInterrupt, match=r"stopped after round 1 of 12: saved in .*resume=True"):
             run(method, data, **knobs(), out=tmp_path / "run")
     assert_same(whole, run(method, data, **knobs(), out=tmp_path / "run", resume=True))

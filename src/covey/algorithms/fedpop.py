@@ -210,8 +210,8 @@ def fedpop(
         return jax.tree.map(lambda p, q: (p - q) / rate, end, start)
 
     def client(key, down, personal, data):
-        if phi_rate is not None:
-            key, key_along = jax.random.split(key)
+        # Two keys only where they are needed: random numbers of other runs stay as they are.
+        key, key_along = (key, key) if phi_rate is None else jax.random.split(key)
         personal = sample(key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws)
         every = all_rows(data)
 

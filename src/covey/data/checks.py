@@ -61,6 +61,19 @@ def check_columns(names: Sequence[str], rows: PyTree) -> None:
         raise ValueError(f"two columns have the name {twice[0]!r}; every column needs its own")
 
 
+def check_same_columns(known: Sequence[str] | None, given: Sequence[str] | None) -> None:
+    """Other data have the columns that a model has learned of, in this order; where either has no names nobody can tell."""
+    if known is None or given is None or tuple(known) == tuple(given):
+        return
+    if sorted(known) == sorted(given):
+        raise ValueError(f"the columns of these data are in another order: {', '.join(given)}, and not {', '.join(known)}")
+    missing, strange = ([name for name in one if name not in other] for one, other in ((known, given), (given, known)))
+    raise ValueError(
+        f"the columns of these data are not those of the run: {', '.join(missing) or 'none'} missing, "
+        f"{', '.join(strange) or 'none'} not known; make the data with features=[{', '.join(map(repr, known))}]"
+    )
+
+
 def check_rows(
     rows: PyTree,
     ends: Int[np.ndarray, " clients"],

@@ -333,6 +333,13 @@ class FederatedData:
             raise ValueError(f"hold out at least one client and not all: {len(out)} of {self.clients} were named")
         return self.subset(np.setdiff1d(np.arange(self.clients), out)), self.subset(out)
 
+    def replaced_by(self, data: "FederatedData | None") -> "FederatedData":
+        """Other data that have the same columns; these, where none are given."""
+        if data is None:
+            return self
+        checks.check_same_columns(self.features, data.features)
+        return data
+
     def pooled(self) -> "FederatedData":
         """All rows as one client, each in the part it was in: what a trusted centre would see."""
         sizes = np.asarray([0, *(self.counts(part).sum() for part in PARTS)])

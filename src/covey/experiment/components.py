@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.experiment.configuration import Configuration, ConfigurationError, build, execute
-from covey.experiment.run import Run
+from covey.experiment.ongoing import Run
 
 CANDIDATES = (1, 2, 3, 4)
 

@@ -21,8 +21,9 @@ from covey.data.federated import FederatedData
 from covey.experiment import toml
 from covey.experiment.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
 from covey.experiment.directory import RunDirectory
+from covey.experiment.ongoing import Run
 from covey.experiment.options import Factory, Option, check, options_of, unknown
-from covey.experiment.run import Run, run
+from covey.experiment.run import run
 from covey.privacy.ledger import Budget
 from covey.topology import Topology
 

@@ -38,7 +38,7 @@ class Posterior(NamedTuple):
         Every `chain` has draws of its own; the same chain asked again gives the same.
         """
         _check_number(number, "number")
-        position = (self.data if data is None else data).position_of(client)
+        position = self.data.replaced_by(data).position_of(client)
         return jax.tree.map(lambda leaf: leaf[0, 0], self.draw(np.array([position]), number, data, (chain,)))
 
     def trace(
@@ -57,7 +57,7 @@ class Posterior(NamedTuple):
         """
         _check_number(draws, "draws")
         _check_number(chains, "chains")
-        here = self.data if data is None else data
+        here = self.data.replaced_by(data)
         alone = isinstance(clients, Client)
         wanted = (clients,) if alone else range(here.clients) if clients is None else clients
         positions = np.array([at if clients is None else here.position_of(at) for at in wanted], int)

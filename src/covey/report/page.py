@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from covey.experiment import durable
-from covey.experiment.run import Run
+from covey.experiment.ongoing import Run
 from covey.report.figures import curves, reliability, spread
 
 _STYLE = """

@@ -37,8 +37,8 @@ from covey.data.federated import FederatedData
 from covey.data.synthetic import Mixture, mixture_of_linear
 from covey.engines.record import Diverged
 from covey.experiment.evaluation import Evaluation
+from covey.experiment.ongoing import Run
 from covey.experiment.reproduce.frame import Claim, Report, Row, Scale, row, spread
-from covey.experiment.run import Run
 from covey.experiment.run import run as run_method
 from covey.models import logistic
 
