@@ -23,6 +23,7 @@ from covey import cli
 from covey.experiment import checkpoint, configuration
 from covey.experiment.reproduce import EXPERIMENTS
 from covey.experiment.reproduce.frame import Claim, Experiment, Row
+from covey.report.tables import summary_table
 
 CONFIG = """
 [data]
@@ -199,12 +200,11 @@ def test_the_posterior_of_a_finished_run(tmp_path):
         assert told in said
 
 
-def test_names_of_a_summary_are_not_cut(monkeypatch):
+def test_names_of_a_summary_are_not_cut():
     text = StringIO()
-    monkeypatch.setattr(cli, "_console", Console(file=text, width=60))
     name = "slopes[heart_rate_at_rest]"
     index = pd.MultiIndex.from_tuples([("b", name)], names=["client", "parameter"])
-    cli._print_summary("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9)
+    Console(file=text, width=60).print(*summary_table("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9))
     lines = [line.split("│")[2].strip() for line in text.getvalue().splitlines() if line.startswith("│")]
     assert "".join(lines) == name
 

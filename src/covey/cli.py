@@ -17,11 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from covey.data.federated import Part
     from covey.experiment.evaluation import Evaluation
-    from covey.experiment.reproduce.frame import Result
 
 app = typer.Typer(
     name="covey",
@@ -37,7 +34,6 @@ _console = Console()
 _errors = Console(stderr=True)
 
 _MISTAKE, _INTERRUPTED = 2, 130
-_LINES = 60  # of a table in the terminal
 
 
 class Kind(StrEnum):
@@ -160,6 +156,7 @@ def posterior_command(
         from covey.core.algorithm import no_draws
         from covey.experiment import configuration, durable
         from covey.inference.posterior import check_probability
+        from covey.report.tables import summary_table
 
         check_probability(probability)
         done, held = configuration.reopen(directory)
@@ -180,7 +177,8 @@ def posterior_command(
             number = {"draws": 1000 if draws is None else draws, "chains": 4 if chains is None else chains}
             drawn = done.posterior.trace(clients or None, **number, data=held if held_out else None)
         table = trace.summarise(drawn, probability=probability)
-        _print_summary(f"{done.name}: {done.method.name} after {done.round} rounds", table, probability)
+        title = f"{done.name}: {done.method.name} after {done.round} rounds"
+        _console.print(*summary_table(title, table, probability))
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
             durable.write(out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode())
@@ -209,6 +207,7 @@ def reproduce_command(
         from covey.experiment.progress import duration
         from covey.experiment.reproduce import EXPERIMENTS
         from covey.experiment.reproduce.frame import perform
+        from covey.report.tables import result_tables
 
         if name not in EXPERIMENTS:
             raise ValueError(unknown("reproduce", name, EXPERIMENTS, "experiment"))
@@ -217,10 +216,30 @@ def reproduce_command(
         _console.print(Text(f"{experiment.description}; expected to take {expected} on two cores"), soft_wrap=True)
         directory = out or Path("runs") / f"{name}-{scale.value}"
         result = perform(name, experiment, scale=scale.value, out=directory, report=lambda line: _console.print(Text(line)))
-        _print_result(result)
+        _console.print(*result_tables(result))
         _console.print(Text(f"written to {directory}"), soft_wrap=True)
         if not result.holds:
             raise typer.Exit(1)
+
+
+@app.command("results")
+def results_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results of `covey reproduce` are.")] = Path("runs"),
+        "runs"
+    ),
+    out: Annotated[Path | None, typer.Option("--out", help="Write all numbers to this file, as Markdown.")] = None,
+) -> None:
+    """All reproductions of a folder in one table: how many claims hold, and which are lost."""
+    with _mistakes_in_one_line():
+        from covey.experiment import durable
+        from covey.experiment.reproduce.results import collect, markdown
+        from covey.report.tables import overview
+
+        stored = collect(directory)
+        _console.print(overview([one.result for one in stored]))
+        if out is not None:
+            durable.write(out, markdown(stored).encode())
+            _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
 @app.command("demo")
@@ -254,6 +273,7 @@ def plan_command(
 ) -> None:
     """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and rounds."""
     with _mistakes_in_one_line():
+        from covey.experiment.reproduce.frame import number
         from covey.privacy.planning import plan
 
         proposals = plan(
@@ -277,9 +297,9 @@ def plan_command(
         for name in ("S of N", "rounds", "rho", "largest step_size", "rdp", "theorem", "pld"):
             table.add_column(name, justify="right")
         for one in proposals:
-            spent = [_number(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
+            spent = [number(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
             size = f"{one.cohort_size} of {clients}"
-            table.add_row(size, str(one.rounds), f"{one.correlation:g}", _number(one.step_size), *spent)
+            table.add_row(size, str(one.rounds), f"{one.correlation:g}", number(one.step_size), *spent)
         _console.print(table)
         _console.print(
             Text("An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."),
@@ -352,38 +372,6 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
 def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
     _console.print(Text(f"{title}, {evaluation.part} rows: {numbers}"), soft_wrap=True)
-
-
-def _print_summary(title: str, summary: "pd.DataFrame", probability: float) -> None:
-    of_clients = summary.index.nlevels > 1
-    table = Table(title=title, title_justify="left")
-    for name in ("client", "parameter") if of_clients else ("parameter",):
-        table.add_column(name, overflow="fold")  # by default a name that is too long is cut
-    for name in ("mean", "sd", f"{100 * probability:g} % interval", "R-hat", "effective\ndraws"):
-        table.add_column(name, justify="right")
-    shown = summary.head(_LINES)
-    for place, (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(shown.index, shown.to_numpy(), strict=True):
-        numbers = (f"{mean:.3g}", f"{sd:.3g}", f"{lower:.3g} to {upper:.3g}", f"{r_hat:.3f}", f"{min(bulk, tail):.0f}")
-        table.add_row(*map(Text, place if of_clients else [place]), *numbers)
-    _console.print(table)
-    if len(summary) > len(shown):
-        way = "choose with --client, or write" if of_clients else "write"
-        _console.print(f"{len(summary) - len(shown)} lines more: {way} all with --out FILE.csv")
-
-
-def _print_result(result: "Result") -> None:
-    rows = Table("quantity", "paper", "ours", "sd", "seeds")
-    for row in result.rows:
-        rows.add_row(Text(row.quantity), _number(row.paper), _number(row.ours), _number(row.sd), str(row.seeds))
-    claims = Table("claim", "value", "bound", "holds")
-    for claim in result.claims:
-        verdict = Text("yes", style="green") if claim.holds else Text("no", style="red")
-        claims.add_row(Text(claim.claim), _number(claim.value), _number(claim.bound), verdict)
-    _console.print(rows, claims)
-
-
-def _number(value: float | int | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from typer.testing import CliRunner
 
+from covey.cli import app
 from covey.experiment.reproduce import EXPERIMENTS
 from covey.experiment.reproduce.frame import Claim, Result, Row, write
 from covey.experiment.reproduce.results import collect, markdown
@@ -32,6 +34,20 @@ def test_claims_and_numbers_of_every_result_are_told(runs):
     assert "| accuracy, ours | 79.9 | 80.12 |  | 1 |" in text
     assert "| accuracy, theirs |  | 78.9 | 0.25 | 3 |" in text
     assert "jax 0." in text
+
+
+def test_the_command_tells_what_is_lost_and_writes_everything(runs):
+    found = CliRunner().invoke(app, ["results", str(runs), "--out", str(runs / "all.md")], env={"COLUMNS": "130"})
+    assert found.exit_code == 0
+    said = [[cell.strip() for cell in line.split("│")[1:-1]] for line in found.output.splitlines() if line.startswith("│")]
+    assert said == [
+        ["one", "full", "5 s", "1 of 1", "", ""],
+        ["two", "quick", "1 min 1 s", "1 of 2", "", ""],
+        ["", "", "", "the same of the worst", "-0.5", "0"],
+    ]
+    assert (runs / "all.md").read_text() == markdown(collect(runs))
+    nothing = CliRunner().invoke(app, ["results", str(runs / "none")])
+    assert (nothing.exit_code, nothing.stderr.count("\n")) == (2, 1)
 
 
 def test_what_is_no_result_is_refused(tmp_path):
