@@ -225,8 +225,6 @@ def reproduce_command(
 @app.command("results")
 def results_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results of `covey reproduce` are.")] = Path("runs"),
-        "runs"
-    ),
     out: Annotated[Path | None, typer.Option("--out", help="Write all numbers to this file, as Markdown.")] = None,
 ) -> None:
     """All reproductions of a folder in one table: how many claims hold, and which are lost."""
