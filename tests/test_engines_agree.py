@@ -53,7 +53,10 @@ def test_methods(method, data):
     assert_agree(method, data)
 
 
-@pytest.mark.parametrize("scheme", COHORTS.values(), ids=COHORTS.keys())
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(scheme, id=name, marks=pytest.mark.slow if name == "weighted" else ()) for name, scheme in COHORTS.items()],
+)
 def test_cohorts_with_lost_late_and_repeated_messages(scheme, data):
     faults = Faults(dropout=0.3, straggler=0.2, repeat=0.3)
     assert_agree(remembering, data, rounds=8, cohort=scheme, faults=faults)

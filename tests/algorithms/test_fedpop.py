@@ -484,6 +484,7 @@ def test_phi_moves_along_a_pass_over_the_rows(down):
         weight, bias = weight + pull * x[0], bias + pull
     np.testing.assert_allclose(local.up.phi.weight, (weight - THETA.phi.weight) / rate, rtol=1e-9)
     np.testing.assert_allclose(local.up.phi.bias, (bias - THETA.phi.bias) / rate, rtol=1e-9)
+    assert local.info.local_steps == 4 + 3
 
 
 def test_a_client_without_rows_leaves_phi_where_it_is(down):

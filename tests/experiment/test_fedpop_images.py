@@ -153,6 +153,7 @@ def test_calibration_compares_pooled_errors():
     np.testing.assert_allclose(figure.data[1].y, [0.7])
 
 
+@pytest.mark.slow
 def test_strange_images_are_told_apart_by_entropy(monkeypatch):
     """A plain classifier learns stripes; images without anything leave it in doubt."""
 

@@ -224,9 +224,11 @@ def fedpop(
             return found / down.temperature + log_prior, found
 
         slope, found = jax.grad(log_joint, has_aux=True)(down.theta)
+        steps = jnp.asarray(burn_in + draws)
         if phi_rate is not None:
             slope = slope._replace(phi=along(key_along, down, personal.draws, data, phi_rate))
-        info = Info(-found / jnp.maximum(data.count, 1), jnp.asarray(burn_in + draws))
+            steps += batches_of(data, minibatch)[1]
+        info = Info(-found / jnp.maximum(data.count, 1), steps)
         return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
 
     def server(key, state, aggregate):
