@@ -136,7 +136,7 @@ def test_rates_are_chosen_on_validation_rows_and_scored_on_test_rows(monkeypatch
     assert found["accuracy, FedEM, digits"] == pytest.approx(70)
     assert [round(claim.value) for claim in claims] == [20, 20]
     for name in real.METHODS:
-        assert real.method_of(name, 0.1, logistic()).name
+        assert real.method_of(name, 0.1, problem).name
 
 
 def test_the_writers_are_those_who_wrote_most(data_dir):
