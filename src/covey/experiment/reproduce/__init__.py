@@ -101,7 +101,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fedpop-full-images": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_table",
         description="The same and local training on CIFAR-10 with all images (table 2)",
-        expected_seconds={"quick": 90.0, "full": 8000.0},
+        expected_seconds={"quick": 90.0, "full": 3000.0},
     ),
     "fedpop-calibration": Experiment(
         run="covey.experiment.reproduce.fedpop_images:run_calibration",
@@ -141,12 +141,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "mixture-cifar10": Experiment(
         run="covey.experiment.reproduce.mixture_real:run_cifar10",
         description="The same on CIFAR-10 with 80 clients and a small CNN (table 2, reduced)",
-        expected_seconds={"quick": 80.0, "full": 2400.0},
+        expected_seconds={"quick": 80.0, "full": 2000.0},
     ),
     "mixture-shakespeare": Experiment(
         run="covey.experiment.reproduce.mixture_real:run_shakespeare",
         description="The same on roles of Shakespeare with a character LSTM (table 2, reduced)",
-        expected_seconds={"quick": 50.0, "full": 2400.0},
+        expected_seconds={"quick": 50.0, "full": 1500.0},
     ),
     "mixture-sampling": Experiment(
         run="covey.experiment.reproduce.mixture_figures:run_sampling",

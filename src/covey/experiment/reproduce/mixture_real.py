@@ -5,7 +5,7 @@ numbers are below the paper's and only the order of the methods can be compared:
 
     digits       writers of MNIST are the clients, in place of FEMNIST's; a network with one hidden layer
     clothes      Fashion-MNIST, labels divided by a Dirichlet law with 0.4 as the paper's EMNIST; the same network
-    photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way; a small CNN
+    photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way; a small CNN and small batches
     plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a character LSTM of one layer
 
 All clients take part in every round and make one pass over their rows; pFedMe's five steps a minibatch are five times the work.
