@@ -3,7 +3,8 @@
 Marfoq et al. (2021), section 3.3, algorithm 2 and appendix J: FedEM beside D-FedEM on four graphs, on the data of
 `mixture_synthetic`. Clients count equally, as they do between peers. Every peer predicts with the components that it has itself,
 and the distance to consensus is that of peers' components to their mean, relative to the length of the mean. The ring mixes
-slowly: its second eigenvalue is 1 - O(1/n^2), and peers far apart hardly know of each other after so few rounds.
+slowly: its second eigenvalue is 1 - O(1/n^2), and peers far apart hardly know of each other after so few rounds. A grid of a
+hundred peers, which forgets 2 % of their differences a round, is lost too: 6 points behind a server, 3 with a third of the step.
 """
 
 from typing import NamedTuple

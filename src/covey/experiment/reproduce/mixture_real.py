@@ -9,7 +9,9 @@ numbers are below the paper's and only the order of the methods can be compared:
     plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a character LSTM of one layer
 
 All clients take part in every round and make one pass over their rows; pFedMe's five steps a minibatch are five times the work.
-At the quick scale there are four methods, and so few rounds that their order means little. Every method has as many rates
+At the quick scale there are four methods, and so few rounds that their order means little. Photographs have few rounds at the
+full scale too: FedAvg still gains 7 points from the 50th round to the 150th. A client has 60 to 80 test rows there, so that the
+accuracy of the eighth-worst has a standard error of about 5 points. Every method has as many rates
 to choose from as the others, by the validation accuracy of the first seed, and every run is scored where its validation accuracy
 was best of those looked at. Test rows choose nothing. Means are weighted by the clients' training rows; the bottom decile is the
 accuracy of the (T/10)-th worst of T clients. The figure shows all clients, from the one served worst to the one served best.
