@@ -16,8 +16,8 @@ fewer than 65 test rows there, on which an accuracy of 20 % has a standard error
 
 Every method has as many rates to choose from as the others, by the validation accuracy of the first seed, and every run is scored
 where its validation accuracy was best of those looked at. Test rows choose nothing. Means are weighted by the clients' training
-rows; the bottom decile is the accuracy of the (T/10)-th worst of T clients. The figure shows all clients, from the one served worst
-to the one served best.
+rows; the bottom decile is the accuracy of the (T/10)-th worst of T clients. The figure shows all clients, from the one served
+worst to the one served best.
 """
 
 from collections.abc import Callable
