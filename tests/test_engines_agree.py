@@ -15,7 +15,7 @@ from covey.engines.simulate import Simulation
 
 EVERY = {**METHODS, **VARIANTS}
 # The quick tests have one method of each frame, and the one that uses every part of the seam.
-QUICK = ("fedavg", "local", "fedpop", "fedem", "mixture", "clustered", "fald", "fedpa", "remembering")
+QUICK = ("fedavg", "local", "fedpop", "fedem", "mixture", "fald", "fedpa", "remembering")
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {
     "full": cohort.full(),

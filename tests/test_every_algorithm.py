@@ -11,7 +11,7 @@ from covey.engines.simulate import Simulation
 from covey.experiment.catalogue import METHODS as CATALOGUE
 
 # The quick tests walk one method with states of clients and draws, and one that only learns; engines know no method from another.
-QUICK = ("fedpop", "local")
+QUICK = ("fedpop",)
 every_method = pytest.mark.parametrize(
     "method",
     [pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, method in METHODS.items()],

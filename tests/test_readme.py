@@ -28,7 +28,7 @@ def test_the_python_examples_run():
 
 def test_the_commands_exist():
     commands = set(re.findall(r"^covey (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
-    assert commands == {"run", "posterior", "list", "reproduce"}
+    assert commands == {"run", "posterior", "list", "reproduce", "results"}
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     for name in re.findall(r"experiments/\w+\.toml", README):

@@ -197,9 +197,9 @@ def test_characters_have_leafs_codes():
     assert encode("@é€").tolist() == [80, 80, 80]
 
 
-@pytest.mark.parametrize("options", [{"min_characters": 80}, {"stride": 0}])
+@pytest.mark.parametrize("options", [{"min_characters": 80}, {"window": 0}, {"stride": 0}])
 def test_shakespeare_options_are_checked(options):
-    with pytest.raises(ValueError, match="min_characters must be more than 80 and stride at least 1"):
+    with pytest.raises(ValueError, match="window and stride must be at least 1 and min_characters more than the window"):
         load("shakespeare", **options)
 
 

@@ -28,6 +28,7 @@ def test_effects_that_do_not_differ_make_fedavg(small):
     assert far > 0.05
 
 
+@pytest.mark.slow
 def test_effects_that_nothing_holds_make_fedrep(small):
     data, start = small
     heads = limits.path(limits.heads(start), data, 8, lambda state: np.asarray(state.shared.parameters))
