@@ -10,7 +10,8 @@ from covey.experiment.reproduce.frame import Claim, Result, Row, number
 
 _HEAD = """# Published results beside ours
 
-Every number is from `covey reproduce ID --scale SCALE`, and no test row chose anything; a claim that does not hold says **lost**.
+Every number is from the code of `covey reproduce ID --scale SCALE`, and no test row chose anything; a claim that does not hold
+says **lost**.
 What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. Times are of two cores, some of
 them with other work beside.
 """
