@@ -434,6 +434,7 @@ def test_sleepstudy(data_dir):
         ({"phi_prior": 0.0}, "phi_prior must be above 0, got 0"),
         ({"phi_rate": -1.0}, "phi_rate must be above 0, got -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 8}, "batch_size is of the pass that phi_rate asks for"),
         ({"anneal": (0.5, 10)}, "a temperature of at least 1 and a number of rounds, got"),
     ],
 )

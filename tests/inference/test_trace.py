@@ -1,6 +1,7 @@
 """Draws of known laws, seen through ArviZ."""
 
 import re
+from dataclasses import replace
 
 import arviz_base
 import numpy as np
@@ -177,3 +178,13 @@ def test_many_clients_are_drawn_together(done, tree, monkeypatch):
     xarray.testing.assert_equal(done.posterior.trace(draws=DRAWS)["posterior"]["parameters"], tree["posterior"]["parameters"])
     seen = np.asarray(done._state.seen)
     assert asked == [3] * (-(-seen.sum() // 3) + -(-(~seen).sum() // 3))
+
+
+def test_clients_with_other_columns_have_no_draws(done):
+    data = done.data
+    names = tuple(f"column{place}" for place in range(data.rows.x.shape[1]))
+    named, turned = (replace(data, spec=data.spec._replace(features=features)) for features in (names, names[::-1]))
+    posterior = done.posterior._replace(data=named)
+    for ask in (lambda: posterior.draws("site0", 2, data=turned), lambda: posterior.trace(draws=4, data=turned)):
+        with pytest.raises(ValueError, match="in another order"):
+            ask()

@@ -29,7 +29,7 @@ walks once through minibatches of its rows, phi moving along: J_i is the sum of 
     phi_i = phi_i + r mean_m sum over a minibatch of grad_phi log p(row | Z_m, phi_i),    J_i = (phi_i - phi) / r
 
 For r -> 0 this is J_i as above. The server takes the mean of phi_i - phi for its descent, so that SGD with step 1 averages the
-phi_i, as FedRep does. The paper has this in its experiments ("multiple local steps") and not in its algorithm.
+phi_i, as FedRep does. This is our addition: the paper's algorithm takes one step of phi a round.
 
 With little noise and few rows a client's effects fit its rows whatever phi is, and phi hardly moves. `anneal` starts from a
 flatter likelihood, p(D_i | phi, z)^(1/T), which for Gaussian noise is more noise, and lets T fall to 1.
@@ -50,7 +50,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from covey.algorithms.fedavg import Info
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.shard import all_rows, batches_of
-from covey.kernels.descent import schedule, walk
+from covey.kernels.descent import walk
 from covey.kernels.kernel import Kernel, Posterior, chain
 from covey.kernels.langevin import ula
 from covey.models.effects import Law, gaussian
@@ -104,7 +104,7 @@ def fedpop(
     centred: bool = True,
     scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
     phi_rate: float | None = None,
-    batch_size: int | None = 32,
+    batch_size: int | None = None,
     phi_optimizer: optax.GradientTransformation | None = None,
     beta_optimizer: optax.GradientTransformation | None = None,
     phi_prior: float | None = None,
@@ -124,7 +124,7 @@ def fedpop(
         centred: which of the two forms of the gradient by beta; False for effects that are small or hardly known from the rows.
         scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
         phi_rate: the step of phi at a client, for a row, along a pass over its rows; None sends the gradient at phi.
-        batch_size: of these minibatches; None for all rows at once.
+        batch_size: of the minibatches of that pass; None takes all rows at once, which is one step.
         phi_optimizer: the server's for phi; by default Adam with step 0.01 and b2 0.95, with a phi_rate SGD with step 1.
         beta_optimizer: the same for beta.
         phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi; None is flat.
@@ -134,8 +134,15 @@ def fedpop(
     """
     _check_options(
         {"step_size": step_size, "phi_rate": phi_rate, "phi_prior": phi_prior, "beta_prior": beta_prior},
-        {"draws": (draws, 1), "burn_in": (burn_in, 0), "adapt_burn_in": (adapt_burn_in, 0)},
+        {
+            "draws": (draws, 1),
+            "burn_in": (burn_in, 0),
+            "adapt_burn_in": (adapt_burn_in, 0),
+            "batch_size": (1 if batch_size is None else batch_size, 1),
+        },
     )
+    if batch_size is not None and phi_rate is None:
+        raise ValueError("fedpop: batch_size is of the pass that phi_rate asks for; give both, or neither")
     if scaling not in ("inverse_probability", "ratio"):
         raise ValueError(f"fedpop: scaling must be 'inverse_probability' or 'ratio', got {scaling!r}")
     if anneal is not None and not (anneal[0] >= 1 and anneal[1] >= 1):
@@ -157,7 +164,6 @@ def fedpop(
     usual = optax.adam(0.01, b2=0.95)
     phi_ascent = phi_optimizer or (usual if phi_rate is None else optax.sgd(1.0))
     beta_ascent = beta_optimizer or usual
-    minibatch = schedule(batch_size=batch_size, epochs=1, steps=None).batch_size
 
     def sample(key, down, data, start, memory, *, burn_in, draws):
         posterior = Posterior(
@@ -206,7 +212,7 @@ def fedpop(
             return jax.tree.map(lambda p, s: p + rate / down.temperature * s, phi, jax.grad(fit)(phi, effects, batch))
 
         start = down.theta.phi
-        end = walk(key, data, minibatch, 0, batches_of(data, minibatch)[1], step, start)
+        end = walk(key, data, batch_size, 0, batches_of(data, batch_size)[1], step, start)
         return jax.tree.map(lambda p, q: (p - q) / rate, end, start)
 
     def client(key, down, personal, data):
@@ -227,7 +233,7 @@ def fedpop(
         steps = jnp.asarray(burn_in + draws)
         if phi_rate is not None:
             slope = slope._replace(phi=along(key_along, down, personal.draws, data, phi_rate))
-            steps += batches_of(data, minibatch)[1]
+            steps += batches_of(data, batch_size)[1]
         info = Info(-found / jnp.maximum(data.count, 1), steps)
         return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
 

@@ -148,11 +148,11 @@ class Run:
         if self.ledger is not None:
             self.ledger.check(target, done=self.round)
         if self._directory is None:
-            self.advance_to(target)
+            self._advance_to(target)
             return self
         with self._directory.held():
             self._catch_up(self._directory)
-            self.advance_to(target)
+            self._advance_to(target)
         return self
 
     def save(self) -> None:
@@ -164,8 +164,7 @@ class Run:
             self._checkpoint(self._directory)
             self._write_clients(self._directory)
 
-    def advance_to(self, target: int) -> None:
-        """Run the rounds that are missing to `target`; of a run with a directory, by whoever holds it."""
+    def _advance_to(self, target: int) -> None:
         bits = sum((record.get("bits_up") or 0) + (record.get("bits_down") or 0) for record in self._records)
         with (
             StopRequest() as stop,
@@ -269,6 +268,12 @@ class Run:
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
+
+
+def begun(run: Run, rounds: int) -> Run:
+    """A run that was just made or restored, after its rounds. Whoever made it holds its directory and has checked its budget."""
+    run._advance_to(rounds)
+    return run
 
 
 def _next_length(block: int, seconds: float) -> int:

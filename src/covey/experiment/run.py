@@ -19,7 +19,7 @@ from covey.experiment.digest import data_digest
 from covey.experiment.directory import RunDirectory
 from covey.experiment.engine import Engine
 from covey.experiment.environment import versions
-from covey.experiment.ongoing import Plan, Run
+from covey.experiment.ongoing import Plan, Run, begun
 from covey.privacy.ledger import Budget, Ledger
 from covey.topology import Topology, complete
 
@@ -118,9 +118,7 @@ def run(
         built = Peers(method, data, topology=graph, seed=seed, cohort=cohort, channel=channel, faults=faults)
     plan = Plan(evaluate_every, part, checkpoint_every, progress)
     if out is None:
-        result = Run(name or method.name, built, method, data, plan, seed, built.start(), [], ledger=ledger)
-        result.advance_to(rounds)
-        return result
+        return begun(Run(name or method.name, built, method, data, plan, seed, built.start(), [], ledger=ledger), rounds)
     directory = RunDirectory(Path(out))
     named = {"rounds": rounds, "seed": seed, "engine": engine, "chunk": chunk, "storage": storage, "part": part}
     optional = {"name": name, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
@@ -138,9 +136,8 @@ def run(
             ledger.compare(found.header.privacy or {}, found.header.round)
         records = directory.cut_metrics(found.header.round if found else 0)
         state = built.restore(wire.unpack(found.body, built.snapshot_like())) if found else built.start()
-        result = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory, ledger)
-        result.advance_to(rounds)
-    return result
+        made = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory, ledger)
+        return begun(made, rounds)
 
 
 def _ledger(method: Algorithm, data: FederatedData, cohort: Scheme | None, budget: Budget) -> Ledger:

@@ -240,7 +240,7 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
             draws=PASSES - 1,
             effects=gaussian(covariance="isotropic", initial_scale=DEVIATION, scale_bounds=(DEVIATION, 10 * DEVIATION)),
             phi_rate=0.01 if many else None,
-            batch_size=BATCH,
+            batch_size=BATCH if many else None,
             phi_optimizer=None if many else optax.adam(3e-3),
             beta_optimizer=optax.adam(setting),
         )
