@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.timing import interleaved
 from covey.algorithms.fedpop import fedpop
-from covey.data.synthetic import shared_features
+from covey.datasets.synthetic import shared_features
 from covey.engines.simulate import Simulation
 from covey.models import linear_map
 

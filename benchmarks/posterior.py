@@ -1,7 +1,7 @@
 """FedPA beside FedAvg with the same local steps, one client: what sampling adds (5 samples of 100 steps, linear regression)."""
 
 from benchmarks.timing import interleaved, report
-from covey.experiment.reproduce.fedpa_overhead import clients
+from reproductions.fedpa_overhead import clients
 
 
 def main() -> None:

@@ -20,10 +20,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from covey import cli
-from covey.experiment import checkpoint, configuration
-from covey.experiment.reproduce import EXPERIMENTS
-from covey.experiment.reproduce.frame import Claim, Experiment, Row
+from covey.config import configuration
 from covey.report.tables import summary_table
+from covey.runs import checkpoint
+from reproductions import EXPERIMENTS
+from reproductions.result import Claim, Experiment, Row
 
 CONFIG = """
 [data]

@@ -7,7 +7,7 @@ from methods import METHODS, VARIANTS, remembering
 from problems import linear_gaussian
 
 from covey.algorithms.fedavg import Up
-from covey.channel import by_part, dithering, half, identity, only, top_k
+from covey.channel import bfloat16, dithering, identity, masked, partition, top_k
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.engines.loop import Loop
@@ -65,12 +65,12 @@ def test_cohorts_with_lost_late_and_repeated_messages(scheme, data):
 @pytest.mark.parametrize("method", ["fedavg", "remembering"])
 def test_a_lossy_channel(method, data):
     # A rounding that falls the other way changes a number by up to 2^-7 of its size.
-    assert_agree(EVERY[method], data, channel=half(), faults=Faults(dropout=0.3), tolerance=2**-7)
+    assert_agree(EVERY[method], data, channel=bfloat16(), faults=Faults(dropout=0.3), tolerance=2**-7)
 
 
 def test_a_memory_moves_by_what_was_sent(data):
     """Through a lossy channel and lost uploads, the changes of all memories add up to what the server has summed."""
-    engine = Simulation(remembering(), data, seed=0, channel=half(), faults=Faults(dropout=0.4))
+    engine = Simulation(remembering(), data, seed=0, channel=bfloat16(), faults=Faults(dropout=0.4))
     state, _ = engine.advance(engine.start(), 4)  # until everyone has a memory
     before = engine.snapshot(state)
     assert before.seen.all()
@@ -83,7 +83,7 @@ def test_a_memory_moves_by_what_was_sent(data):
 
 
 def test_a_channel_by_part(data):
-    channel = by_part(Up(half(), identity()))
+    channel = partition(Up(bfloat16(), identity()))
     assert_agree(METHODS["fedavg"], data, channel=channel, tolerance=2**-7)
 
 
@@ -91,7 +91,7 @@ def test_a_channel_by_part(data):
     ("method", "channel"),
     [
         ("remembering", top_k(k=1)),  # whose memory must survive lost uploads too
-        pytest.param("fedpop", only("phi", dithering(levels=7)), marks=pytest.mark.slow),
+        pytest.param("fedpop", masked("phi", dithering(levels=7)), marks=pytest.mark.slow),
     ],
     ids=["top_k", "only"],
 )

@@ -6,9 +6,9 @@ import pytest
 from methods import METHODS
 from problems import linear_gaussian
 
+from covey.config.catalogue import METHODS as CATALOGUE
 from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
-from covey.experiment.catalogue import METHODS as CATALOGUE
 
 # The quick tests walk one method with states of clients and draws, and one that only learns; engines know no method from another.
 QUICK = ("fedpop",)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.channel import CHANNELS, block_quantisation, clipping, dithering, half, identity, natural, only, rand_k, top_k
+from covey.channel import CHANNELS, bfloat16, block_quantisation, clipping, dithering, identity, masked, natural, rand_k, top_k
+from covey.config.catalogue import CHANNELS as CATALOGUE
 from covey.core import tree, wire
 from covey.engines.site import Header, open_body, seal
-from covey.experiment.catalogue import CHANNELS as CATALOGUE
 
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.uniform(0.3, 3.0, 60) * RANDOM.choice([-1, 1, 1], 60)  # no number so small that it is hardly ever sent
@@ -20,7 +20,7 @@ DRAWS = 4000
 # Bits of the payload of 60 float32; every packed string is filled up to whole bytes.
 WALK = {
     "identity": (identity(), 60 * 32),
-    "half": (half(), 60 * 16),
+    "bfloat16": (bfloat16(), 60 * 16),
     "dithering": (dithering(levels=7), 60 * 4 + 32),
     "dithering-inf": (dithering(levels=100, norm="inf"), 60 * 8 + 32),
     "block_quantisation": (block_quantisation(block=16), 12 * 8 + 4 * 32),
@@ -30,7 +30,7 @@ WALK = {
     "top_k": (top_k(k=9), 9 * 32 + 7 * 8),  # 9 places of 6 bits
     "clipping": (clipping(maximum=5.0), 60 * 32),
     "clipping-then": (clipping(maximum=5.0, then=dithering(levels=7)), 60 * 4 + 32),
-    "only": (only("a", dithering(levels=3)), 15 * 8 + 32 + 20 * 32),
+    "masked": (masked("a", dithering(levels=3)), 15 * 8 + 32 + 20 * 32),
 }
 BIASED = {"top_k", "clipping", "clipping-then"}
 every_channel = pytest.mark.parametrize(("channel", "bits"), WALK.values(), ids=WALK.keys())

@@ -80,7 +80,7 @@ def test_import_covey_is_light():
 
 
 def test_arviz_waits_until_it_is_asked_for():
-    code = "import sys, covey.experiment.run; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & set(sys.modules)))"
+    code = "import sys, covey.runs.launch; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from covey.algorithms.mixture import mixture as mixture
     from covey.algorithms.pfedme import pfedme as pfedme
     from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
+    from covey.config.model_selection import choose_components as choose_components
     from covey.core import cohort as cohort
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
-    from covey.data.loaders import load as load
+    from covey.datasets.loaders import load as load
     from covey.estimators.imputer import FederatedImputer as FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
-    from covey.experiment.components import choose_components as choose_components
-    from covey.experiment.ongoing import Run as Run
-    from covey.experiment.run import run as run
+    from covey.runs.launch import run as run
+    from covey.runs.run import Run as Run
 
 __version__ = version("covey")
 
@@ -75,11 +75,11 @@ _PLACES = {
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
-    "choose_components": "covey.experiment.components:choose_components",
+    "choose_components": "covey.config.model_selection:choose_components",
     "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
-    "load": "covey.data.loaders:load",
-    "Run": "covey.experiment.ongoing:Run",
-    "run": "covey.experiment.run:run",
+    "load": "covey.datasets.loaders:load",
+    "Run": "covey.runs.run:Run",
+    "run": "covey.runs.launch:run",
 }
 
 

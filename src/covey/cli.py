@@ -1,4 +1,4 @@
-"""The command line: a thin layer on `covey.experiment`. Everything heavy is imported by the command that needs it."""
+"""The command line: a thin layer on `covey.config` and `covey.runs`. Everything heavy is imported by the command that needs it."""
 
 import os
 import shlex
@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from covey.data.federated import Part
-    from covey.experiment.evaluation import Evaluation
+    from covey.data.federated import Split
+    from covey.runs.evaluation import Evaluation
 
 app = typer.Typer(
     name="covey",
@@ -106,13 +106,13 @@ def run_command(
 ) -> None:
     """Run a method as a configuration describes it."""
     with _mistakes_in_one_line():
-        from covey.experiment import components, configuration
+        from covey.config import configuration, model_selection
         from covey.report import page
 
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
         try:
-            settings = components.decided(settings, directory, resume=resume, report=lambda line: _errors.print(Text(line)))
+            settings = model_selection.decided(settings, directory, resume=resume, report=lambda line: _errors.print(Text(line)))
             parts = configuration.build(settings)
             done = configuration.execute(settings, parts, out=directory, resume=resume)
         except KeyboardInterrupt as interrupt:
@@ -123,11 +123,11 @@ def run_command(
                 _errors.print(Text(f"to go on: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
         _console.print(f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients", highlight=False)
-        part: Part = settings.options["run"].get("part", "validation")
-        if done.data.counts(part).any():
-            _print_evaluation("clients", done.evaluate(part=part))
+        split: Split = settings.options["run"].get("split", "validation")
+        if done.data.counts(split).any():
+            _print_evaluation("clients", done.evaluate(split=split))
         if parts.unseen is not None:
-            _print_evaluation("held-out clients", done.evaluate(parts.unseen, part="test"))
+            _print_evaluation("held-out clients", done.evaluate(parts.unseen, split="test"))
         if done.ledger is not None:
             spent = ", ".join(f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items())
             _console.print(Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"), soft_wrap=True)
@@ -153,10 +153,11 @@ def posterior_command(
     with _mistakes_in_one_line():
         if out is not None and out.suffix not in (".nc", ".csv"):
             raise ValueError(f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these")
+        from covey.config import configuration
         from covey.core.algorithm import no_draws
-        from covey.experiment import configuration, durable
         from covey.inference.posterior import check_probability
         from covey.report.tables import summary_table
+        from covey.runs import atomic_files
 
         check_probability(probability)
         done, held = configuration.reopen(directory)
@@ -181,7 +182,7 @@ def posterior_command(
         _console.print(*summary_table(title, table, probability))
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            durable.write(out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode())
+            atomic_files.write(out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode())
             _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
@@ -203,11 +204,13 @@ def reproduce_command(
 ) -> None:
     """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
     with _mistakes_in_one_line():
-        from covey.experiment.options import unknown
-        from covey.experiment.progress import duration
-        from covey.experiment.reproduce import EXPERIMENTS
-        from covey.experiment.reproduce.frame import perform
-        from covey.report.tables import result_tables
+        from covey.config.options import unknown
+        from covey.runs.progress import duration
+
+        _find_reproductions()
+        from reproductions import EXPERIMENTS
+        from reproductions.result import perform
+        from reproductions.tables import result_tables
 
         if name not in EXPERIMENTS:
             raise ValueError(unknown("reproduce", name, EXPERIMENTS, "experiment"))
@@ -229,14 +232,16 @@ def results_command(
 ) -> None:
     """All reproductions of a folder in one table: how many claims hold, and which are lost."""
     with _mistakes_in_one_line():
-        from covey.experiment import durable
-        from covey.experiment.reproduce.results import collect, markdown
-        from covey.report.tables import overview
+        from covey.runs import atomic_files
+
+        _find_reproductions()
+        from reproductions.results import collect, markdown
+        from reproductions.tables import overview
 
         stored = collect(directory)
         _console.print(overview([one.result for one in stored]))
         if out is not None:
-            durable.write(out, markdown(stored).encode())
+            atomic_files.write(out, markdown(stored).encode())
             _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
@@ -271,8 +276,8 @@ def plan_command(
 ) -> None:
     """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and rounds."""
     with _mistakes_in_one_line():
-        from covey.experiment.reproduce.frame import number
         from covey.privacy.planning import plan
+        from covey.report.tables import number
 
         proposals = plan(
             epsilon=epsilon,
@@ -342,10 +347,24 @@ def _keep_compiled_programs() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
+def _find_reproductions() -> None:
+    """Make the reproductions of a clone importable; they are no part of the installed package."""
+    clone = Path(__file__).parents[2]
+    if not (clone / "reproductions" / "__init__.py").exists():
+        raise ValueError(
+            "the reproductions of published results are in the source repository, not in the installed package: clone it, "
+            "run `make demo` there once, and call .venv/bin/covey"
+        )
+    if str(clone) not in sys.path:
+        sys.path.append(str(clone))
+
+
 def _listed(kind: Kind) -> list[tuple[str, str]]:
     if kind is Kind.experiments:
-        from covey.experiment.progress import duration
-        from covey.experiment.reproduce import EXPERIMENTS
+        from covey.runs.progress import duration
+
+        _find_reproductions()
+        from reproductions import EXPERIMENTS
 
         return [
             (
@@ -354,7 +373,7 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
             )
             for name, experiment in EXPERIMENTS.items()
         ]
-    from covey.experiment import catalogue
+    from covey.config import catalogue
 
     named = {
         Kind.methods: catalogue.METHODS,
@@ -369,7 +388,7 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
 
 def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
-    _console.print(Text(f"{title}, {evaluation.part} rows: {numbers}"), soft_wrap=True)
+    _console.print(Text(f"{title}, {evaluation.split} rows: {numbers}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
-from covey.experiment.run import run
+from covey.runs.launch import run
 
 SIZES = np.array([20, 40, 30, 90, 25])
 PROBLEM = linear_gaussian(sizes=tuple(SIZES.tolist()))

@@ -15,8 +15,8 @@ from problems import logistic
 
 from covey.algorithms.fald import fald
 from covey.core.shard import Rows
-from covey.experiment.run import run
 from covey.models.numpyro import from_numpyro
+from covey.runs.launch import run
 
 DATA = logistic().data
 

@@ -17,11 +17,11 @@ from covey.core.shard import Rows, Shard
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
-from covey.experiment.run import run
 from covey.inference import predictive_interval
 from covey.kernels import hmc, nuts, ornstein_uhlenbeck, sgld, ula
 from covey.kernels.descent import mean_gradient
 from covey.kernels.iasg import Averaging, burnt_in, next_sample
+from covey.runs.launch import run
 
 PROBLEM = linear_gaussian(sizes=(20, 40, 30, 90, 25))
 MODEL = models.linear(scale=PROBLEM.noise)

@@ -221,7 +221,7 @@ def test_scaling_by_the_ratio(theta):
 def test_only_the_shared_part_is_rounded():
     with jax.enable_x64(False):
         fed, data, root = method(draws=2), whole(jax.tree.map(np.float32, CLIENT.rows)), root_key(0)
-        rounding = channel.by_part(Population(channel.half(), channel.identity()))
+        rounding = channel.partition(Population(channel.bfloat16(), channel.identity()))
         down = Down(jax.tree.map(jnp.float32, THETA), jnp.ones(()))
 
         @jax.jit

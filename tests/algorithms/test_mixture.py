@@ -17,7 +17,7 @@ from covey.algorithms.mixture import Personal, each_component, first_components,
 from covey.core import metrics
 from covey.core.shard import Rows, Shard, whole
 from covey.data.federated import FederatedData
-from covey.data.synthetic import mixture_of_linear
+from covey.datasets.synthetic import mixture_of_linear
 from covey.engines.simulate import Simulation
 from covey.models import Linear
 

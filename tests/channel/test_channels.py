@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from covey.algorithms.fedavg import Up
-from covey.channel import by_part, half, identity
+from covey.channel import bfloat16, identity, partition
 from covey.core import wire
 
 VALUES = jnp.asarray(
@@ -19,7 +19,7 @@ def through(channel, key, up):
 
 def test_half_is_unbiased():
     keys = jax.random.split(jax.random.key(0), 4000)
-    sent = np.asarray(jax.vmap(lambda key: through(half(), key, VALUES)[1])(keys), np.float64)
+    sent = np.asarray(jax.vmap(lambda key: through(bfloat16(), key, VALUES)[1])(keys), np.float64)
     error = sent.std(0) / np.sqrt(len(keys))
     assert np.all(np.abs(sent.mean(0) - np.asarray(VALUES)) <= 5 * error + 1e-7 * np.abs(VALUES))
     assert np.all(np.abs(sent - np.asarray(VALUES)) <= 2.0**-7 * np.abs(np.asarray(VALUES)))
@@ -28,14 +28,14 @@ def test_half_is_unbiased():
 
 def test_half_keeps_what_is_not_finite_and_what_is_not_a_float():
     odd = jnp.array([jnp.inf, -jnp.inf, jnp.nan, 0.0])
-    _, sent = through(half(), jax.random.key(0), (odd, jnp.arange(3)))
+    _, sent = through(bfloat16(), jax.random.key(0), (odd, jnp.arange(3)))
     np.testing.assert_array_equal(sent[0], odd)
     np.testing.assert_array_equal(sent[1], [0, 1, 2])
 
 
 def test_bits_are_those_of_the_payload():
     up = Up(VALUES, jnp.float32(3))
-    for channel, bits in ((identity(), 32 * 201), (half(), 16 * 201), (by_part(Up(half(), identity())), 16 * 200 + 32)):
+    for channel, bits in ((identity(), 32 * 201), (bfloat16(), 16 * 201), (partition(Up(bfloat16(), identity())), 16 * 200 + 32)):
         payload, _ = through(channel, jax.random.key(0), up)
         assert channel.bits(payload) == bits
         overhead = len(wire.pack(payload)) - bits // 8
@@ -44,15 +44,15 @@ def test_bits_are_those_of_the_payload():
 
 def test_parts_pass_through_their_own_channels():
     up = Up({"a": VALUES, "b": VALUES}, jnp.float32(1.2345678))
-    _, sent = through(by_part(Up(half(), identity())), jax.random.key(0), up)
+    _, sent = through(partition(Up(bfloat16(), identity())), jax.random.key(0), up)
     assert float(sent.weight) == float(up.weight)
     assert np.any(np.asarray(sent.delta["a"]) != np.asarray(VALUES))
     assert np.any(np.asarray(sent.delta["a"]) != np.asarray(sent.delta["b"]))
 
 
 def test_parts_that_do_not_fit():
-    channel = by_part(Up(half(), identity()))
+    channel = partition(Up(bfloat16(), identity()))
     with pytest.raises(ValueError, match="does not have the parts"):
         channel.init((VALUES,))
     with pytest.raises(ValueError, match="must be a channel"):
-        by_part({"a": 3})
+        partition({"a": 3})

@@ -9,7 +9,7 @@ import pytest
 
 from covey.algorithms.fedavg import Up
 from covey.algorithms.fedpop import Population
-from covey.channel import block_quantisation, by_part, clipping, dithering, half, identity, natural, only, rand_k, top_k
+from covey.channel import bfloat16, block_quantisation, clipping, dithering, identity, masked, natural, partition, rand_k, top_k
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
 from covey.models.effects import Gaussian
@@ -133,7 +133,7 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         (lambda: top_k(k=-1), "k must be at least 1, got -1"),
         (lambda: rand_k(k=8).omega(X), "k = 8 numbers cannot be chosen of the 7"),
         (lambda: clipping(maximum=0.0), "maximum must be above 0, got 0"),
-        (lambda: only([], half()), "name at least one part"),
+        (lambda: masked([], bfloat16()), "name at least one part"),
         (lambda: send(natural(), {"n": jnp.arange(3)}), "only floats can be compressed, the upload has int32"),
     ],
 )
@@ -148,7 +148,7 @@ POPULATION = Population({"w": X, "b": X[:2]}, Gaussian(X[:3], X[:1]))
 @pytest.mark.parametrize(("part", "coded"), [("phi", ["w", "b"]), ("phi.w", ["w"]), (["phi.b"], ["b"])])
 def test_only_some_parts_are_compressed(part, coded):
     """FedPop: phi is compressed, the law of the effects is not."""
-    channel = only(part, dithering(levels=2))
+    channel = masked(part, dithering(levels=2))
     payload, sent, _ = send(channel, POPULATION)
     for name in ("w", "b"):
         assert np.array_equal(sent.phi[name], POPULATION.phi[name]) == (name not in coded)
@@ -160,16 +160,16 @@ def test_only_some_parts_are_compressed(part, coded):
 
 
 def test_only_agrees_with_by_part():
-    parts = by_part(Population(dithering(levels=2), identity()))
-    assert parts.omega(POPULATION) == only("phi", dithering(levels=2)).omega(POPULATION)
-    assert by_part(Up(top_k(k=1), identity())).omega is None
-    one, other = parts.init(POPULATION), only("phi", top_k(k=2)).init(POPULATION)
+    parts = partition(Population(dithering(levels=2), identity()))
+    assert parts.omega(POPULATION) == masked("phi", dithering(levels=2)).omega(POPULATION)
+    assert partition(Up(top_k(k=1), identity())).omega is None
+    one, other = parts.init(POPULATION), masked("phi", top_k(k=2)).init(POPULATION)
     assert not jax.tree.leaves(one)
     assert other.error.shape == (9,)
 
 
 def test_a_part_that_is_not_there():
     with pytest.raises(ValueError, match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale"):
-        send(only("psi", half()), POPULATION)
+        send(masked("psi", bfloat16()), POPULATION)
     with pytest.raises(ValueError, match="none: it is a single array"):
-        send(only("phi", half()), X)
+        send(masked("phi", bfloat16()), X)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.core.shard import Rows, all_rows
-from covey.data import PARTS, FederatedData
+from covey.data import SPLITS, FederatedData
 
 
 def ragged(counts, *, ids=None, names=None, classes=None):
@@ -24,13 +24,13 @@ def ragged(counts, *, ids=None, names=None, classes=None):
     )
 
 
-def rows_of(data, position, part):
-    start, count = data.starts(part)[position], data.counts(part)[position]
+def rows_of(data, position, split):
+    start, count = data.starts(split)[position], data.counts(split)[position]
     return jax.tree.map(lambda leaf: leaf[start : start + count], data.rows)
 
 
 def all_of(data, position):
-    return np.concatenate([rows_of(data, position, part).x for part in PARTS])
+    return np.concatenate([rows_of(data, position, split).x for split in SPLITS])
 
 
 def as_set(x):
@@ -104,9 +104,9 @@ def test_a_clients_split_does_not_depend_on_the_others():
     together = data.split(0.2, 0.3, seed=5)
     alone = data.subset([2]).split(0.2, 0.3, seed=5)
     mixed = data.subset([3, 2]).split(0.2, 0.3, seed=5)
-    for part in PARTS:
-        assert np.array_equal(rows_of(together, 2, part).x, rows_of(alone, 0, part).x)
-        assert np.array_equal(rows_of(together, 2, part).x, rows_of(mixed, 1, part).x)
+    for split in SPLITS:
+        assert np.array_equal(rows_of(together, 2, split).x, rows_of(alone, 0, split).x)
+        assert np.array_equal(rows_of(together, 2, split).x, rows_of(mixed, 1, split).x)
 
 
 def test_splits_of_seeds_and_of_ids_differ():
@@ -154,8 +154,8 @@ def test_limits_drop_training_rows_and_nothing_else(counts, most, few, share, se
     for position in range(len(counts)):
         assert as_set(rows_of(small, position, "train").x) <= as_set(rows_of(data, position, "train").x)
         assert len(as_set(rows_of(small, position, "train").x)) == sizes[position]
-        for part in ("validation", "test"):
-            assert np.array_equal(rows_of(small, position, part).x, rows_of(data, position, part).x)
+        for split in ("validation", "test"):
+            assert np.array_equal(rows_of(small, position, split).x, rows_of(data, position, split).x)
     assert len(small.rows.y) == small.bounds[-1, 3]
     assert as_set(np.c_[small.rows.x, small.rows.y]) <= as_set(np.c_[data.rows.x, data.rows.y])
 
@@ -210,17 +210,17 @@ def test_a_subset_keeps_ids_names_parts_and_rows(data):
     chosen = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1, unique=True))
     whole = ragged(counts, ids=7 * np.arange(len(counts)) + 3, names=[f"n{place}" for place in range(len(counts))])
     whole = whole.split(0.25, 0.25, seed=3)
-    part = whole.subset(chosen)
-    assert part.clients == len(chosen)
-    assert part.bounds[0, 0] == 0
-    assert part.bounds[-1, 3] == len(part.rows.y)
-    assert np.array_equal(part.bounds[1:, 0], part.bounds[:-1, 3])
+    split = whole.subset(chosen)
+    assert split.clients == len(chosen)
+    assert split.bounds[0, 0] == 0
+    assert split.bounds[-1, 3] == len(split.rows.y)
+    assert np.array_equal(split.bounds[1:, 0], split.bounds[:-1, 3])
     for new, old in enumerate(chosen):
-        assert part.ids[new] == whole.ids[old]
-        assert part.name_of(new) == whole.name_of(old)
-        for each in PARTS:
-            assert np.array_equal(rows_of(part, new, each).x, rows_of(whole, old, each).x)
-            assert np.array_equal(rows_of(part, new, each).y, rows_of(whole, old, each).y)
+        assert split.ids[new] == whole.ids[old]
+        assert split.name_of(new) == whole.name_of(old)
+        for each in SPLITS:
+            assert np.array_equal(rows_of(split, new, each).x, rows_of(whole, old, each).x)
+            assert np.array_equal(rows_of(split, new, each).y, rows_of(whole, old, each).y)
 
 
 @pytest.mark.parametrize("positions", [[], [0, 0], [-1], [3], [True, False, True], [[0]], [0.0]])
@@ -253,9 +253,9 @@ def test_pooled_rows_stay_in_their_parts():
     data = ragged([9, 3, 20]).split(0.3, 0.2, seed=2)
     pooled = data.pooled()
     assert (pooled.clients, pooled.ids.tolist(), pooled.name_of(0)) == (1, [0], "pooled")
-    for part in PARTS:
-        every = np.concatenate([rows_of(data, client, part).x for client in range(3)])
-        assert np.array_equal(rows_of(pooled, 0, part).x, every)
+    for split in SPLITS:
+        every = np.concatenate([rows_of(data, client, split).x for client in range(3)])
+        assert np.array_equal(rows_of(pooled, 0, split).x, every)
 
 
 def test_a_shard_holds_the_clients_own_rows_and_no_others():
@@ -275,7 +275,7 @@ def test_an_empty_part_is_a_shard_that_can_be_used():
 
 
 def test_an_unknown_part_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"no part 'dev'.*train, validation, test"):
+    with pytest.raises(ValueError, match=r"no split 'dev'.*train, validation, test"):
         unwrap(FederatedData.counts)(ragged([2]), "dev")
 
 
@@ -291,6 +291,6 @@ def test_any_tree_of_arrays_can_be_rows():
 def test_rows_in_a_part_are_those_of_its_clients_in_turn():
     data = FederatedData.from_clients({name: (np.arange(n)[:, None] + 10 * n, np.zeros(n)) for name, n in (("a", 6), ("b", 9))})
     data = data.split(0.3, 0.3, seed=0)
-    for part in ("train", "validation", "test"):
-        each = [data.rows_of(place, part).x for place in range(2)]
-        np.testing.assert_array_equal(data.rows_in(part).x, np.concatenate(each))
+    for split in ("train", "validation", "test"):
+        each = [data.rows_of(place, split).x for place in range(2)]
+        np.testing.assert_array_equal(data.rows_in(split).x, np.concatenate(each))

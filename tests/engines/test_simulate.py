@@ -13,7 +13,7 @@ from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.engines.loop import Loop
 from covey.engines.record import Diverged
-from covey.engines.round import bands_of, grid
+from covey.engines.round import bands_of
 from covey.engines.simulate import Simulation
 
 STEP = optax.sgd(0.05)
@@ -80,7 +80,7 @@ def test_bands_bound_every_cohort():
 
 
 def test_the_grid_is_tight():
-    values = [grid(rows) for rows in range(1, 3000)]
+    values = [bucket_size(rows) for rows in range(1, 3000)]
     assert all(value >= rows for rows, value in enumerate(values, 1))
     assert all(value <= 1.51 * rows for rows, value in enumerate(values, 1) if rows > 64)
     assert len(set(values)) < 18

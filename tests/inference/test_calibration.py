@@ -7,9 +7,9 @@ import pytest
 
 from covey.core.metrics import Calibration, Mean
 from covey.data.federated import FederatedData
-from covey.experiment.evaluation import Evaluation
 from covey.inference import calibration_errors, reliability
 from covey.report.figures import reliability as diagram
+from covey.runs.evaluation import Evaluation
 
 # Two clients in bins of a fifth: one is too sure, one too timid. (confidence, right) by row.
 SURE = [(0.95, 1), (0.85, 0), (0.90, 0), (0.55, 1)]

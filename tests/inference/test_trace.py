@@ -12,8 +12,8 @@ from problems import linear_gaussian
 
 from covey.core import cohort
 from covey.core.shard import Axis
-from covey.experiment.run import run
 from covey.inference.trace import as_tree, netcdf, summarise
+from covey.runs.launch import run
 
 DRAWS, CHAINS = 500, 4
 

@@ -14,7 +14,7 @@ import pytest
 
 from covey.core.shard import Shard
 from covey.kernels import KERNELS, Kernel, hmc, mala, nuts, ornstein_uhlenbeck, psgld, sghmc, sgld, ula
-from covey.kernels.kernel import Posterior, chain
+from covey.kernels.kernel import Target, chain
 from covey.kernels.preconditioned import Laplace
 
 ROWS, BATCH, CHAINS = 8, 3, 200
@@ -44,7 +44,7 @@ def gaussian(capacity=ROWS):
     def log_likelihood(z, rows):
         return -0.5 * jnp.einsum("ri,ij,rj->r", rows - z, OF_A_ROW, rows - z)
 
-    return Posterior(lambda z: -0.5 * PRIOR * jnp.sum(z**2), log_likelihood, data)
+    return Target(lambda z: -0.5 * PRIOR * jnp.sum(z**2), log_likelihood, data)
 
 
 def stationary(move, noise):
@@ -201,7 +201,7 @@ def test_the_metric_is_that_of_the_mode_at_each_round():
 
 def test_the_metric_is_positive_where_the_posterior_is_not_concave():
     data = Shard(jnp.zeros(1), jnp.int32(0), jnp.int32(1), 1)
-    posterior = Posterior(lambda z: 2 * z[0] ** 2 - 0.5 * z[1] ** 2, lambda z, rows: 0 * rows, data)
+    posterior = Target(lambda z: 2 * z[0] ** 2 - 0.5 * z[1] ** 2, lambda z, rows: 0 * rows, data)
     kernel, saddle = ornstein_uhlenbeck(floor=0.25), jnp.zeros(3)
     root = jax.jit(lambda: kernel.begin(posterior, saddle, kernel.init(saddle)).root)()
     np.testing.assert_allclose(root @ root.T, np.diag([1 / 4, 1.0, 4.0]), atol=1e-12)
@@ -224,7 +224,7 @@ def test_a_skew_posterior(kernel, step, biased):
     """
     counts = jnp.array([0.0, 1.0, 0.0])
     data = Shard(counts, jnp.int32(0), jnp.int32(3), 3)
-    posterior = Posterior(lambda z: -jnp.sum((z - 1) ** 2) / 8, lambda z, rows: rows * z[0] - jnp.exp(z[0]), data)
+    posterior = Target(lambda z: -jnp.sum((z - 1) ** 2) / 8, lambda z, rows: rows * z[0] - jnp.exp(z[0]), data)
     grid = np.linspace(-12.0, 8.0, 4001)
     log_density = -((grid - 1) ** 2) / 8 + grid - 3 * np.exp(grid)
     weight = np.exp(log_density - log_density.max())

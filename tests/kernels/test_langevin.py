@@ -8,7 +8,7 @@ import pytest
 from covey.core.algorithm import Empty
 from covey.core.shard import Shard
 from covey.kernels import sgld, ula
-from covey.kernels.kernel import Posterior, chain
+from covey.kernels.kernel import Target, chain
 
 STEP = 0.01
 
@@ -29,7 +29,7 @@ def test_a_transition_is_a_step_up_the_gradient_and_noise(batch_size):
 
     def moved(capacity, keys):
         data = Shard(jnp.concatenate([x, jnp.full(5, 99.0)]), jnp.int32(0), jnp.int32(7), capacity)
-        posterior = Posterior(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
+        posterior = Target(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
         return np.asarray(jax.jit(jax.vmap(lambda key: kernel.step(key, posterior, point, Empty(), STEP)[0]))(keys)) - 0.4
 
     keys = jax.random.split(jax.random.key(2), number)
@@ -44,7 +44,7 @@ def test_a_transition_is_a_step_up_the_gradient_and_noise(batch_size):
 
 def test_a_chain_keeps_its_last_states():
     data = Shard(jnp.ones(3), jnp.int32(0), jnp.int32(3), 3)
-    posterior = Posterior(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
+    posterior = Target(lambda z: -0.5 * z**2, lambda z, rows: -0.5 * (rows - z) ** 2, data)
     every = chain(jax.random.key(0), ula(), posterior, jnp.zeros(()), Empty(), step_size=STEP, burn_in=0, draws=7).draws
     some = chain(jax.random.key(0), ula(), posterior, jnp.zeros(()), Empty(), step_size=STEP, burn_in=4, draws=3).draws
     np.testing.assert_array_equal(some, every[4:])

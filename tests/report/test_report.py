@@ -11,10 +11,10 @@ from rich.console import Console
 
 from covey import models
 from covey.algorithms.fedavg import fedavg
-from covey.data.tables import HEART_DISEASE
-from covey.experiment.run import run
+from covey.datasets.tables import HEART_DISEASE
 from covey.report import demo, page
 from covey.report.figures import curves, spread
+from covey.runs.launch import run
 
 
 @pytest.fixture(scope="module")

@@ -239,7 +239,7 @@ def fald(
         members = jax.lax.map(lambda one: model.predictive(one, x), down.draws, batch_size=min(_TOGETHER, len(down.weight)))
         return average_of(members, down.weight)
 
-    def explain(down, data):
+    def diagnose(down, data):
         first = jax.tree.map(lambda leaf: leaf[..., 0], down.theta)
         curvature = largest_curvature(lambda one: energy_gradient(one, all_rows(data), down.examples / data.count), first)
         if not np.isfinite(curvature) or curvature <= 0:
@@ -281,7 +281,7 @@ def fald(
         axes=model.axes,
         publish=publish,
         check=_check_cohort,
-        explain=explain,
+        diagnose=diagnose,
         mechanism=None if clip is None else mechanism,
     )
 

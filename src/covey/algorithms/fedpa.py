@@ -52,7 +52,7 @@ from covey.core.shard import all_rows
 from covey.kernels import shrinkage
 from covey.kernels.descent import descend_steps, mean_gradient, schedule
 from covey.kernels.iasg import Averaging, Minibatches, burnt_in, next_sample, steps_of
-from covey.kernels.kernel import Kernel, Posterior
+from covey.kernels.kernel import Kernel, Target
 from covey.kernels.low_rank import LowRank, columns, deviations, from_image
 from covey.models.measure import measure
 from covey.models.mixed import averaged
@@ -243,7 +243,7 @@ def fedpa(
 
     def transitions(key, parameters, data, kernel) -> Sampler:
         flat, unravel = ravel_pytree(parameters)
-        posterior = Posterior(
+        posterior = Target(
             log_prior=lambda z: jnp.zeros((), z.dtype),
             log_likelihood=lambda z, rows: model.log_likelihood(unravel(z), rows),
             data=data,

@@ -51,7 +51,7 @@ from covey.algorithms.fedavg import Info
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.shard import all_rows, batches_of
 from covey.kernels.descent import walk
-from covey.kernels.kernel import Kernel, Posterior, chain
+from covey.kernels.kernel import Kernel, Target, chain
 from covey.kernels.langevin import ula
 from covey.models.effects import Law, gaussian
 from covey.models.measure import measure
@@ -166,7 +166,7 @@ def fedpop(
     beta_ascent = beta_optimizer or usual
 
     def sample(key, down, data, start, memory, *, burn_in, draws):
-        posterior = Posterior(
+        posterior = Target(
             log_prior=lambda z: law.log_density(of_law(model, down.theta), z),
             log_likelihood=lambda z, rows: model.log_likelihood(down.theta.phi, z, rows) / down.temperature,
             data=data,

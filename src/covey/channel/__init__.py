@@ -6,21 +6,21 @@ the variance of the unbiased ones: E||C(x) - x||^2 <= omega ||x||^2.
 
 from collections.abc import Callable
 
+from covey.channel.bfloat16 import bfloat16 as bfloat16
 from covey.channel.block import block_quantisation as block_quantisation
 from covey.channel.clipping import clipping as clipping
 from covey.channel.dithering import dithering as dithering
-from covey.channel.half import half as half
 from covey.channel.identity import identity as identity
+from covey.channel.masked import masked as masked
 from covey.channel.natural import natural as natural
-from covey.channel.only import only as only
-from covey.channel.parts import by_part as by_part
+from covey.channel.partition import partition as partition
 from covey.channel.rand_k import rand_k as rand_k
 from covey.channel.top_k import top_k as top_k
 from covey.core.node import Channel
 
 CHANNELS: dict[str, Callable[..., Channel]] = {
     "identity": identity,
-    "half": half,
+    "bfloat16": bfloat16,
     "dithering": dithering,
     "block_quantisation": block_quantisation,
     "rand_k": rand_k,

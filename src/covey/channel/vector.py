@@ -1,6 +1,6 @@
 """The frame of the compressors: an upload as one vector, coded, and the vector as an upload again.
 
-A compressor sees all leaves of an upload, laid end to end, as one vector of d numbers; `only` and `by_part` choose what it
+A compressor sees all leaves of an upload, laid end to end, as one vector of d numbers; `only` and `partition` choose what it
 sees. Its payload is a `Parcel`: the arrays that travel, and a `Layout` that both sides know and that does not. What decodes in
 a simulation is therefore the payload itself, and real bytes decode to the same numbers.
 

@@ -92,7 +92,7 @@ class Algorithm(NamedTuple):
     axes: (spec) -> {name: Axis}: labels of the numbers of a draw, of a client's or of a chain's, by its path in the draw.
     publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than the broadcast of a round.
     check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the method.
-    explain: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
+    diagnose: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
     mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
         (`privacy.Mechanism`); None for a method that protects no row.
     burn_in: rounds that are another method's, before this one begins; a run has to be longer.
@@ -114,7 +114,7 @@ class Algorithm(NamedTuple):
     axes: Callable[[Spec], dict[str, Axis]] | None = None
     publish: Callable[[State], Message] | None = None
     check: Callable[[np.ndarray, Sampler], None] | None = None
-    explain: Callable[[Message, Shard], str] | None = None
+    diagnose: Callable[[Message, Shard], str] | None = None
     mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
     burn_in: int = 0
 

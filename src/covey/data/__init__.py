@@ -1,8 +1,7 @@
-"""Federated data: storage, splits, partitions, tables and public data sets. Imports `covey.core` only."""
+"""Federated data: storage, splits, partitions and tables. Imports `covey.core` only."""
 
-from covey.data.federated import PARTS, FederatedData, Part
-from covey.data.loaders import LOADERS, Loader, load
+from covey.data.federated import SPLITS, FederatedData, Split
 from covey.data.scaling import Scaling
 from covey.data.summary import Summary, random_rows, summarise
 
-__all__ = ["LOADERS", "PARTS", "FederatedData", "Loader", "Part", "Scaling", "Summary", "load", "random_rows", "summarise"]
+__all__ = ["SPLITS", "FederatedData", "Scaling", "Split", "Summary", "random_rows", "summarise"]

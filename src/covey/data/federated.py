@@ -1,6 +1,6 @@
 """Rows of many clients, and which are whose.
 
-Rows lie flat, client after client; within a client the training rows come first, then validation, then test. A client's part is
+Rows lie flat, client after client; within a client the training rows come first, then validation, then test. A client's split is
 therefore one range of row numbers: nothing is padded, nothing is copied, and the storage may be a memory-mapped file.
 """
 
@@ -16,13 +16,13 @@ from jaxtyping import Int, Int64, PyTree, Shaped
 
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import checks, frames, storage
-from covey.data.order import hashed, ranges, shuffled, words_of
 from covey.data.scaling import Scaling
 from covey.data.scaling import fit as fit_scaling
+from covey.data.shuffling import hashed, ranges, shuffled, words_of
 
 Values: TypeAlias = np.ndarray | jax.Array | Sequence[object]
-Part: TypeAlias = Literal["train", "validation", "test"]
-PARTS: tuple[Part, ...] = ("train", "validation", "test")
+Split: TypeAlias = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +149,20 @@ class FederatedData:
         """
         if not clients:
             raise ValueError("no clients were given")
-        parts = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
-        first = next(iter(parts))
-        for name, part in parts.items():
-            if len(part.x) != len(part.y):
-                raise ValueError(f"client {name!r} has {len(part.x)} rows of features and {len(part.y)} outcomes")
-            if part.x.shape[1:] != parts[first].x.shape[1:]:
+        tables = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
+        first = next(iter(tables))
+        for name, table in tables.items():
+            if len(table.x) != len(table.y):
+                raise ValueError(f"client {name!r} has {len(table.x)} rows of features and {len(table.y)} outcomes")
+            if table.x.shape[1:] != tables[first].x.shape[1:]:
                 raise ValueError(
-                    f"clients differ in their features: {first!r} has shape {parts[first].x.shape[1:]} a row,"
-                    f" {name!r} has {part.x.shape[1:]}"
+                    f"clients differ in their features: {first!r} has shape {tables[first].x.shape[1:]} a row,"
+                    f" {name!r} has {table.x.shape[1:]}"
                 )
         return cls.from_rows(
-            Rows(*(np.concatenate(leaves) for leaves in zip(*parts.values(), strict=True))),
-            [len(part.y) for part in parts.values()],
-            names=list(parts),
+            Rows(*(np.concatenate(leaves) for leaves in zip(*tables.values(), strict=True))),
+            [len(table.y) for table in tables.values()],
+            names=list(tables),
             features=features,
             classes=classes,
             allow_missing=allow_missing,
@@ -226,13 +226,13 @@ class FederatedData:
         """The number of clients."""
         return len(self.ids)
 
-    def starts(self, part: Part) -> Int64[np.ndarray, " clients"]:
-        """Where each client's rows of a part start."""
-        return self.bounds[:, _place(part)]
+    def starts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """Where each client's rows of a split start."""
+        return self.bounds[:, _place(split)]
 
-    def counts(self, part: Part) -> Int64[np.ndarray, " clients"]:
-        """How many rows of a part each client has."""
-        return self.bounds[:, _place(part) + 1] - self.bounds[:, _place(part)]
+    def counts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """How many rows of a split each client has."""
+        return self.bounds[:, _place(split) + 1] - self.bounds[:, _place(split)]
 
     def name_of(self, position: int) -> str:
         """The name of the client at a position."""
@@ -251,25 +251,25 @@ class FederatedData:
             raise ValueError(f"there is no client {client!r} among the {self.clients} clients {some}, ...")
         return int(found[0])
 
-    def rows_of(self, position: int, part: Part) -> PyTree:
-        """One client's own rows of a part, a view of the storage."""
-        start, count = int(self.starts(part)[position]), int(self.counts(part)[position])
+    def rows_of(self, position: int, split: Split) -> PyTree:
+        """One client's own rows of a split, a view of the storage."""
+        start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
         return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
 
-    def rows_in(self, part: Part) -> PyTree:
-        """The rows of one part of all clients, client after client."""
-        return _take(self.rows, ranges(self.starts(part), self.counts(part)))
+    def rows_in(self, split: Split) -> PyTree:
+        """The rows of one split of all clients, client after client."""
+        return _take(self.rows, ranges(self.starts(split), self.counts(split)))
 
-    def shard(self, position: int, part: Part) -> Shard:
-        """One client's own rows of a part, as a site would hold them."""
-        if self.counts(part)[position]:
-            return whole(self.rows_of(position, part))
+    def shard(self, position: int, split: Split) -> Shard:
+        """One client's own rows of a split, as a site would hold them."""
+        if self.counts(split)[position]:
+            return whole(self.rows_of(position, split))
         # A row cannot be taken from an array without rows, not even one that a mask then hides.
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
         return replace(whole(blank), count=jnp.int32(0))
 
     def split(self, validation: int | float = 0.2, test: int | float = 0.2, *, seed: int) -> "FederatedData":
-        """Divide each client's rows at random. All rows are divided anew, whatever the parts were before.
+        """Divide each client's rows at random. All rows are divided anew, whatever the splits were before.
 
         A row's ticket is a hash of (seed, client id, number of the row within the client); a client's rows are sorted by their
         tickets. A client's split therefore does not depend on the other clients. Fractions are rounded to whole rows, and each
@@ -341,11 +341,11 @@ class FederatedData:
         return data
 
     def pooled(self) -> "FederatedData":
-        """All rows as one client, each in the part it was in: what a trusted centre would see."""
-        sizes = np.asarray([0, *(self.counts(part).sum() for part in PARTS)])
+        """All rows as one client, each in the split it was in: what a trusted centre would see."""
+        sizes = np.asarray([0, *(self.counts(split).sum() for split in SPLITS)])
         rows = self.rows
         if sizes[1] < sizes.sum():
-            rows = _take(rows, np.concatenate([ranges(self.starts(part), self.counts(part)) for part in PARTS]))
+            rows = _take(rows, np.concatenate([ranges(self.starts(split), self.counts(split)) for split in SPLITS]))
         return FederatedData(rows, np.cumsum(sizes)[None], np.zeros(1, np.int64), ("pooled",), self.spec)
 
     def standardised(self, *, scaling: Scaling | None = None) -> "tuple[FederatedData, Scaling]":
@@ -364,10 +364,10 @@ class FederatedData:
         return self.rows
 
 
-def _place(part: str) -> int:
-    if part not in PARTS:
-        raise ValueError(f"there is no part {part!r}; the parts are {', '.join(PARTS)}")
-    return PARTS.index(part)
+def _place(split: str) -> int:
+    if split not in SPLITS:
+        raise ValueError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
+    return SPLITS.index(split)
 
 
 def _take(rows: PyTree, order: Int[np.ndarray, " rows"]) -> PyTree:

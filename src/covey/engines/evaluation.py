@@ -1,4 +1,4 @@
-"""Evaluation and prediction of clients, in chunks of similar size.
+"""Evaluator and prediction of clients, in chunks of similar size.
 
 A client that has taken part is evaluated with the state it kept; one that has not, and every client of a method that
 personalises at evaluation, first makes a state from the newest broadcast and its own training rows.
@@ -17,12 +17,12 @@ from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.core.shard import Shard
-from covey.data.federated import Part
-from covey.engines.round import each, grid
+from covey.data.federated import Split
+from covey.engines.round import bucket_size, each
 from covey.engines.rows import DeviceRows, HostRows, need_rows, shard_of
 
 
-class Evaluation:
+class Evaluator:
     """The compiled functions of evaluation."""
 
     def __init__(self, algorithm: Algorithm, root: Key[Array, ""], chunk: int):
@@ -42,12 +42,12 @@ class Evaluation:
         down: Message,
         take: Callable[[np.ndarray], Node],
         seen: np.ndarray,
-        part: Part,
+        split: Split,
     ) -> dict[str, Metric]:
-        """Metrics on one part of every client's rows, stacked in the order of the data."""
-        need_rows(rows.data, part)
+        """Metrics on one split of every client's rows, stacked in the order of the data."""
+        need_rows(rows.data, split)
         everyone = np.arange(rows.data.clients)
-        chunks = self._chunks(rows, t, down, take, seen, part, everyone, self.chunk)
+        chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
         return _in_order((places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks)
 
     def predict(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree) -> PyTree:
@@ -80,12 +80,12 @@ class Evaluation:
         down: Message,
         take: Callable[[np.ndarray], Node],
         seen: np.ndarray,
-        part: Part,
+        split: Split,
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict with, rows of the part."""
-        counts = rows.ranges(part)[1][clients]
+        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict with, rows of the split."""
+        counts = rows.ranges(split)[1][clients]
         keep_state = seen[clients] & (not self.algorithm.personalise_at_evaluation)
         for kept in (True, False):
             group = np.flatnonzero(keep_state == kept)
@@ -95,7 +95,7 @@ class Evaluation:
                 padded = clients[np.pad(some, (0, width - len(some)), mode="edge")]
                 state = take(padded).state if kept else self._adapt(rows, t, down, padded)
                 ids = rows.data.ids[padded].astype(np.int32)
-                yield some, ids, state, shard_of(rows.view(padded, part), grid(int(counts[some[0]])))
+                yield some, ids, state, shard_of(rows.view(padded, split), bucket_size(int(counts[some[0]])))
 
     def _state(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int) -> State:
         """What one client predicts with."""
@@ -108,7 +108,7 @@ class Evaluation:
     def _adapt(self, rows: DeviceRows | HostRows, t: int, down: Message, positions: np.ndarray) -> State:
         view = rows.view(positions, "train")
         ids = rows.data.ids[positions].astype(np.int32)
-        return self._adapted(self.root, t, down, ids, shard_of(view, grid(int(max(view.counts, default=1)))))
+        return self._adapted(self.root, t, down, ids, shard_of(view, bucket_size(int(max(view.counts, default=1)))))
 
     def _adapt_chunk(self, root, t, down, ids, data):
         def one(client_id, start, count):

@@ -21,10 +21,10 @@ from covey.core.faults import Faults, fate
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
 from covey.core.node import Channel
-from covey.data.federated import PARTS, FederatedData, Part
+from covey.data.federated import SPLITS, FederatedData, Split
 from covey.engines import round as rounds
 from covey.engines.record import Counts, Line, Record, as_lines
-from covey.engines.round import grid
+from covey.engines.round import bucket_size
 from covey.engines.rows import need_rows
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -61,12 +61,12 @@ class Loop:
         self.sites = self._sites(data)
         self.accepted = [NEVER] * data.clients
         self.delayed: list[bytes] = []
-        protocol = rounds.Protocol(algorithm, self.channel, self.sampler, self.faults)
+        setup = rounds.Setup(algorithm, self.channel, self.sampler, self.faults)
         self._cohort = jax.jit(self.sampler.sample)
         self._fate = jax.jit(partial(fate, self.faults))
         self._add = jax.jit(self._added)
         self._decodes = jax.jit(lambda payload: tree.is_finite(self.channel.decode(payload)))
-        self._close = jax.jit(partial(rounds.close_round, protocol))
+        self._close = jax.jit(partial(rounds.close_round, setup))
 
     def start(self) -> LoopState:
         """Before the first round: sites that know nothing."""
@@ -87,11 +87,11 @@ class Loop:
         """What clients would evaluate and predict with now."""
         return published(self.algorithm, state.server)
 
-    def evaluate(self, state: LoopState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
-        """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
-        need_rows(self.data if data is None else data, part)
+    def evaluate(self, state: LoopState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked by client. Other data are of clients never seen."""
+        need_rows(self.data if data is None else data, split)
         down = self.broadcast(state)
-        each = [site.evaluate(state.round, down, part) for site in self._settled(data)]
+        each = [site.evaluate(state.round, down, split) for site in self._settled(data)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
 
     def predict(self, state: LoopState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
@@ -193,9 +193,9 @@ class Loop:
         return self.sites
 
     def _sites(self, data: FederatedData) -> list[Site]:
-        def parts(position):
-            shards = {part: data.shard(position, part) for part in PARTS}
-            return {part: padded(shard, grid(shard.capacity)) for part, shard in shards.items()}
+        def splits(position):
+            shards = {split: data.shard(position, split) for split in SPLITS}
+            return {split: padded(shard, bucket_size(shard.capacity)) for split, shard in shards.items()}
 
         like = self.shapes.down
-        return [Site(self.programs, int(data.ids[place]), parts(place), like) for place in range(data.clients)]
+        return [Site(self.programs, int(data.ids[place]), splits(place), like) for place in range(data.clients)]

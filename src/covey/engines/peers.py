@@ -35,9 +35,9 @@ from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node, first_node, node_round
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData, Part
+from covey.data.federated import FederatedData, Split
 from covey.engines import round as rounds
-from covey.engines.evaluation import Evaluation
+from covey.engines.evaluation import Evaluator
 from covey.engines.record import Counts, Line, Record, Sizes, as_lines, mean_or_nan
 from covey.engines.rows import DeviceRows, HostRows, rows_of, shard_of
 from covey.engines.simulate import BLOCK
@@ -105,7 +105,7 @@ class Peers:
         self.algorithm, self.data = algorithm, data
         self.channel = identity() if channel is None else channel
         sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
-        self.protocol = rounds.Protocol(algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked())
+        self.setup = rounds.Setup(algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked())
         self.root = root_key(seed)
         self.mixing = jnp.asarray(topology(data.clients), float)
         self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
@@ -114,8 +114,8 @@ class Peers:
         self.rows = DeviceRows(data)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         everyone = self.rows.view(np.arange(data.clients), "train")
-        self.storage = shard_of(everyone, rounds.grid(int(max(everyone.counts, default=1))))
-        self.evaluation = Evaluation(_of_peers(algorithm), self.root, self.chunk)
+        self.storage = shard_of(everyone, rounds.bucket_size(int(max(everyone.counts, default=1))))
+        self.evaluation = Evaluator(_of_peers(algorithm), self.root, self.chunk)
         self.like = Node(Peer(self.shapes.server, self.shapes.node.state), self.shapes.node.channel)
         self.compiled = jax.jit(self._block)
         _need_linear(self)
@@ -147,10 +147,10 @@ class Peers:
         """What clients of a server with the mean state of the peers would evaluate and predict with."""
         return published(self.algorithm, state.server)
 
-    def evaluate(self, state: PeersState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+    def evaluate(self, state: PeersState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
         """Metrics of every peer with its own state; other data are of clients never seen, who get the mean."""
         rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(rows, state.round, state.server, partial(_take, state), seen, part)
+        return self.evaluation.evaluate(rows, state.round, state.server, partial(_take, state), seen, split)
 
     def predict(self, state: PeersState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
         """The predictive distribution of the peer at position `client` for new rows `x`."""
@@ -222,7 +222,7 @@ class Peers:
 
     def _present(self, t) -> tuple[Bool[Array, " peers"], Counts]:
         """Who takes part in round t."""
-        slots, counts = rounds.call_up(self.protocol, self.root, t, self.ids)
+        slots, counts = rounds.call_up(self.setup, self.root, t, self.ids)
         return jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on), counts
 
     def _computed(self, t, nodes, seen, here, storage):

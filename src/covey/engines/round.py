@@ -22,7 +22,7 @@ from covey.core.shard import Shard, Spec
 from covey.engines.record import Counts, Record, Sizes, mean_or_nan
 
 
-class Protocol(NamedTuple):
+class Setup(NamedTuple):
     """What does not change during a run: the method, its channel, who takes part, what goes wrong."""
 
     algorithm: Algorithm
@@ -109,12 +109,12 @@ def empty_tally(shapes: Shapes) -> Tally:
     return Tally(aggregate, info, jnp.int32(0), jnp.int32(-1))
 
 
-def call_up(protocol: Protocol, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]) -> tuple[Slots, Counts]:
+def call_up(setup: Setup, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]) -> tuple[Slots, Counts]:
     """The cohort of round t, and what becomes of its messages."""
-    cohort = protocol.sampler.sample(key_for(root, Stream.COHORT, t), t)
+    cohort = setup.sampler.sample(key_for(root, Stream.COHORT, t), t)
     client_ids = ids[cohort.index]
-    if any(protocol.faults):
-        fates = jax.vmap(lambda client_id: fate(protocol.faults, root, t, client_id))(client_ids)
+    if any(setup.faults):
+        fates = jax.vmap(lambda client_id: fate(setup.faults, root, t, client_id))(client_ids)
     else:  # a draw for each of a million clients is not for nothing
         fates = jnp.full(client_ids.shape, fate_of.ARRIVES)
 
@@ -136,7 +136,7 @@ def call_up(protocol: Protocol, root: Key[Array, ""], t: Integer, ids: Int[Array
 
 
 def chunk_round(
-    protocol: Protocol,
+    setup: Setup,
     root: Key[Array, ""],
     t: Integer,
     down: Message,
@@ -147,7 +147,7 @@ def chunk_round(
     tally: Tally,
 ) -> tuple[Tally, Node, Bool[Array, " slots"]]:
     """One round of the clients of a chunk. Returns the tally with theirs added, their nodes, and whose node is to be kept."""
-    algorithm, channel = protocol.algorithm, protocol.channel
+    algorithm, channel = setup.algorithm, setup.channel
 
     count = jnp.where(slots.on, data.count, 0)
 
@@ -194,10 +194,10 @@ def each(one: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
 
 
 def close_round(
-    protocol: Protocol, root: Key[Array, ""], t: Integer, server: State, tally: Tally, counts: Counts
+    setup: Setup, root: Key[Array, ""], t: Integer, server: State, tally: Tally, counts: Counts
 ) -> tuple[State, Record]:
     """The server's step. An empty aggregate changes nothing."""
-    algorithm = protocol.algorithm
+    algorithm = setup.algorithm
     key = key_for(root, Stream.SERVER, t)
     new, info = algorithm.server(key, server, tally.aggregate)
     heard = tally.aggregate.count > 0
@@ -221,13 +221,13 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
     The j-th largest client of a cohort is no larger than the j-th largest of the population.
     """
     largest = np.sort(counts)[::-1][:slots:chunk]
-    capacities = [grid(int(rows)) for rows in largest]
+    capacities = [bucket_size(int(rows)) for rows in largest]
     edges = [place for place in range(len(capacities)) if not place or capacities[place] != capacities[place - 1]]
     ends = [*edges[1:], len(capacities)]
     return [Band(edge * chunk, end - edge, capacities[edge]) for edge, end in zip(edges, ends, strict=True)]
 
 
-def grid(rows: int) -> int:
+def bucket_size(rows: int) -> int:
     """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own, and little room to spare.
 
     One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much each.

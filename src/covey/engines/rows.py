@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData, Part
-from covey.engines.round import grid
+from covey.data.federated import FederatedData, Split
+from covey.engines.round import bucket_size
 
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
 Storage: TypeAlias = Literal["auto", "device", "host"]
@@ -24,17 +24,17 @@ class View(NamedTuple):
 
 
 class _Ranges:
-    """Where each client's rows begin and how many there are, by part; made once, as a million clients take milliseconds."""
+    """Where each client's rows begin and how many there are, by split; made once, as a million clients take milliseconds."""
 
     def __init__(self, data: FederatedData):
         self.data = data
-        self.made: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
+        self.made: dict[Split, tuple[np.ndarray, np.ndarray]] = {}
 
-    def ranges(self, part: Part) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and counts of one part."""
-        if part not in self.made:
-            self.made[part] = self.data.starts(part), self.data.counts(part)
-        return self.made[part]
+    def ranges(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and counts of one split."""
+        if split not in self.made:
+            self.made[split] = self.data.starts(split), self.data.counts(split)
+        return self.made[split]
 
 
 class DeviceRows(_Ranges):
@@ -44,25 +44,25 @@ class DeviceRows(_Ranges):
         super().__init__(data)
         self.rows = jax.tree.map(jnp.asarray, data.rows)
 
-    def view(self, positions: np.ndarray, part: Part) -> View:
-        """Rows of one part of the clients at `positions`."""
-        starts, counts = self.ranges(part)
+    def view(self, positions: np.ndarray, split: Split) -> View:
+        """Rows of one split of the clients at `positions`."""
+        starts, counts = self.ranges(split)
         return View(self.rows, starts[positions].astype(np.int32), counts[positions].astype(np.int32))
 
 
 class HostRows(_Ranges):
     """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied."""
 
-    def view(self, positions: np.ndarray, part: Part) -> View:
-        """Rows of one part of the clients at `positions`, one client after the other, padded to one of few lengths."""
-        all_starts, all_counts = self.ranges(part)
+    def view(self, positions: np.ndarray, split: Split) -> View:
+        """Rows of one split of the clients at `positions`, one client after the other, padded to one of few lengths."""
+        all_starts, all_counts = self.ranges(split)
         counts = all_counts[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
         starts = ends - counts
         # Row r of the copy belongs to the client whose range holds r; it came from that client's start in the storage.
         index = np.repeat(all_starts[positions] - starts, counts) + np.arange(total)
-        index = np.concatenate([index, np.zeros(grid(max(total, 1)) - total, index.dtype)])
+        index = np.concatenate([index, np.zeros(bucket_size(max(total, 1)) - total, index.dtype)])
         rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), self.data.rows)
         return View(rows, starts.astype(np.int32), counts.astype(np.int32))
 
@@ -85,10 +85,10 @@ def rows_of(data: FederatedData, storage: Storage = "auto") -> DeviceRows | Host
     return DeviceRows(data) if chosen(data, storage) == "device" else HostRows(data)
 
 
-def need_rows(data: FederatedData, part: Part) -> None:
-    """An error where no client has rows of the part."""
-    if not data.counts(part).any():
-        raise ValueError(f"the data have no {part} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+def need_rows(data: FederatedData, split: Split) -> None:
+    """An error where no client has rows of the split."""
+    if not data.counts(split).any():
+        raise ValueError(f"the data have no {split} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
 
 
 def shard_of(view: View, capacity: int) -> Shard:

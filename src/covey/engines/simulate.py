@@ -24,9 +24,9 @@ from covey.core.keys import Stream, key_for, root_key
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData, Part
+from covey.data.federated import FederatedData, Split
 from covey.engines import round as rounds
-from covey.engines.evaluation import Evaluation
+from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.record import Line, as_lines
 from covey.engines.rows import DeviceRows, HostRows, Storage, View, rows_of
@@ -69,19 +69,19 @@ class Simulation:
     ):
         counts = data.counts("train")
         self.data = data
-        self.protocol = rounds.Protocol(
+        self.setup = rounds.Setup(
             algorithm=algorithm,
             channel=identity() if channel is None else channel,
             sampler=rounds.sampler_of(algorithm, cohort, counts),
             faults=(Faults() if faults is None else faults).checked(),
         )
         self.root = root_key(seed)
-        self.shapes = rounds.shapes_of(algorithm, self.protocol.channel, self.root, data.spec)
-        self.sizes = rounds.sizes_of(self.protocol.channel, self.shapes)
+        self.shapes = rounds.shapes_of(algorithm, self.setup.channel, self.root, data.spec)
+        self.sizes = rounds.sizes_of(self.setup.channel, self.shapes)
         self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         self.chunk = self._chunk(chunk)
-        self.evaluation = Evaluation(algorithm, self.root, self.chunk)
+        self.evaluation = Evaluator(algorithm, self.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
             if node_directory is not None:
                 raise ValueError("client states are kept on disk only with rows on the host: pass storage='host' too")
@@ -91,7 +91,7 @@ class Simulation:
 
     def start(self) -> EngineState:
         """Before the first round."""
-        server = self.protocol.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
+        server = self.setup.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
         return self.driver.start(server)
 
     def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[Line]]:
@@ -106,12 +106,12 @@ class Simulation:
 
     def broadcast(self, state: EngineState) -> Message:
         """What clients would evaluate and predict with now."""
-        return published(self.protocol.algorithm, state.server)
+        return published(self.setup.algorithm, state.server)
 
-    def evaluate(self, state: EngineState, part: Part = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
-        """Metrics of every client on one part of its rows, stacked by client. Other data are of clients never seen."""
+    def evaluate(self, state: EngineState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked by client. Other data are of clients never seen."""
         rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, part)
+        return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, split)
 
     def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
@@ -163,13 +163,13 @@ class Simulation:
         if asked != "auto":
             if asked < 1:
                 raise ValueError(f"chunk must be at least 1 or 'auto', got {asked}")
-            return min(asked, self.protocol.sampler.slots)
+            return min(asked, self.setup.sampler.slots)
         if tree.size(self.shapes.up) > LARGE_UPLOAD or tree.size(self.shapes.node) > LARGE_UPLOAD:
             return 1
         per_row = tree.size(self.data.spec.rows)
         per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
         wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
-        return min(wished, self.protocol.sampler.slots)
+        return min(wished, self.setup.sampler.slots)
 
 
 class _Resident:
@@ -178,7 +178,7 @@ class _Resident:
     def __init__(self, engine: Simulation):
         self.engine = engine
         counts = engine.data.counts("train")
-        self.bands = rounds.bands_of(counts, engine.protocol.sampler.slots, engine.chunk)
+        self.bands = rounds.bands_of(counts, engine.setup.sampler.slots, engine.chunk)
         everyone = np.arange(engine.data.clients)
         view = engine.rows.view(everyone, "train")
         self.storage = Shard(view.rows, jnp.asarray(view.starts), jnp.asarray(view.counts), 0)
@@ -221,9 +221,9 @@ class _Resident:
         return jax.lax.fori_loop(0, number, body, (server, nodes, seen, records))
 
     def _round(self, root, t, server, nodes, seen, storage, ids):
-        protocol, chunk = self.engine.protocol, self.engine.chunk
-        down = protocol.algorithm.broadcast(server)
-        slots, counts = rounds.call_up(protocol, root, t, ids)
+        setup, chunk = self.engine.setup, self.engine.chunk
+        down = setup.algorithm.broadcast(server)
+        slots, counts = rounds.call_up(setup, root, t, ids)
         slots = _sorted(slots, storage.count, self.bands, chunk)
         tally = rounds.empty_tally(self.engine.shapes)
 
@@ -231,7 +231,7 @@ class _Resident:
             tally, nodes, seen = carry
             mine = Shard(storage.rows, storage.start[slots.index], storage.count[slots.index], capacity)
             old, known = tree.take(nodes, slots.index), seen[slots.index]
-            tally, new, good = rounds.chunk_round(protocol, root, t, down, slots, old, known, mine, tally)
+            tally, new, good = rounds.chunk_round(setup, root, t, down, slots, old, known, mine, tally)
             return tally, tree.put(nodes, slots.index, new, good), tree.put(seen, slots.index, jnp.ones_like(good), good)
 
         def run_if_any(carry, slots, capacity):
@@ -246,7 +246,7 @@ class _Resident:
             )
             carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
         tally, nodes, seen = carry
-        server, record = rounds.close_round(protocol, root, t, server, tally, counts)
+        server, record = rounds.close_round(setup, root, t, server, tally, counts)
         return server, nodes, seen, record
 
 
@@ -266,10 +266,10 @@ class _Streamed:
         self.engine = engine
         like, clients = engine.shapes.node, engine.data.clients
         self.store = MemoryNodes(like, clients) if node_directory is None else DiskNodes(like, clients, node_directory)
-        self.call_up = jax.jit(partial(rounds.call_up, engine.protocol))
+        self.call_up = jax.jit(partial(rounds.call_up, engine.setup))
         self.chunk_round = jax.jit(self._chunk_round, static_argnames="capacity")
-        self.close_round = jax.jit(partial(rounds.close_round, engine.protocol))
-        self.broadcast = jax.jit(engine.protocol.algorithm.broadcast)
+        self.close_round = jax.jit(partial(rounds.close_round, engine.setup))
+        self.broadcast = jax.jit(engine.setup.algorithm.broadcast)
         self.empty = rounds.empty_tally(engine.shapes)
         self.stateful = bool(jax.tree.leaves(like))
 
@@ -298,7 +298,7 @@ class _Streamed:
             old = self.store.take(where)
             tally, nodes, good = self.chunk_round(
                 root, t, down, some, old, seen[where], view.rows, view.starts[here], view.counts[here], tally,
-                capacity=rounds.grid(int(view.counts[at])),
+                capacity=rounds.bucket_size(int(view.counts[at])),
             )  # fmt: skip
             # Only stateful clients need the answer now; without state the chunks queue up behind one another.
             if self.stateful:
@@ -311,7 +311,7 @@ class _Streamed:
 
     def _chunk_round(self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity):
         data = Shard(rows, starts, counts, capacity)
-        return rounds.chunk_round(self.engine.protocol, root, t, down, slots, nodes, seen, data, tally)
+        return rounds.chunk_round(self.engine.setup, root, t, down, slots, nodes, seen, data, tally)
 
     def take(self, state: EngineState, positions: np.ndarray) -> Node:
         return self.store.take(positions)

@@ -20,7 +20,7 @@ from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Channel, Node, first_node, node_round
 from covey.core.shard import Shard
-from covey.data.federated import Part
+from covey.data.federated import Split
 
 NEVER = -1  # the round before the first
 _HEADER = struct.Struct("<qqq")
@@ -119,10 +119,10 @@ class Site:
                 self.node = self.pending.node
             self.pending = None
 
-    def evaluate(self, t: int, down: Message, part: Part) -> dict[str, Metric]:
-        """Metrics on one part of the site's own rows."""
+    def evaluate(self, t: int, down: Message, split: Split) -> dict[str, Metric]:
+        """Metrics on one split of the site's own rows."""
         key = key_for(self.programs.root, Stream.EVALUATE, t, self.client_id)
-        return self.programs.evaluate(key, down, self.state(t, down), self.data[part])
+        return self.programs.evaluate(key, down, self.state(t, down), self.data[split])
 
     def predict(self, t: int, down: Message, x: PyTree) -> PyTree:
         """The predictive distribution for new rows."""

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Real
 
 from covey.algorithms.fedmissem import State, fedmissem
 from covey.core import cohort, metrics
-from covey.data.federated import FederatedData, Part
+from covey.data.federated import FederatedData, Split
 from covey.engines.rows import need_rows
 from covey.engines.simulate import EngineState, Simulation
 from covey.inference.smoothing import local_linear
@@ -162,12 +162,12 @@ class FederatedImputer:
                 table["smooth_low"], table["smooth_high"] = np.quantile(curves, _tails(level), axis=1)
         return pd.DataFrame(table)
 
-    def score(self, data: FederatedData, part: Part = "test") -> float:
-        """The mean log-likelihood of the observations of a part."""
+    def score(self, data: FederatedData, split: Split = "test") -> float:
+        """The mean log-likelihood of the observations of a split."""
         model, factors, _ = self._fit()
-        need_rows(data, part)
+        need_rows(data, split)
         _check_observations(data, model.shape, self.family)
-        x, y = data.rows_in(part)
+        x, y = data.rows_in(split)
         return float(np.mean(model.predictive(factors, jnp.asarray(x)).log_prob(jnp.asarray(y))))
 
     def _check(self, data: FederatedData) -> tuple[int, int]:
@@ -315,8 +315,8 @@ def _offset(family: FamilyName, values: Float[np.ndarray, " cells"]) -> float:
     return float(np.log(mean / (1 - mean)))
 
 
-def _loss(engine: Simulation, state: EngineState, part: Part) -> float:
-    return float(metrics.values(metrics.merge(engine.evaluate(state, part)))["nll"])
+def _loss(engine: Simulation, state: EngineState, split: Split) -> float:
+    return float(metrics.values(metrics.merge(engine.evaluate(state, split)))["nll"])
 
 
 def _means(model: MatrixModel, replicas: Factors, rows: np.ndarray) -> Float[np.ndarray, "replicas some columns"]:

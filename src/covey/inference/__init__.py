@@ -6,11 +6,11 @@
 from covey.inference.calibration import CalibrationErrors, calibration_errors, reliability
 from covey.inference.coverage import RankCheck, interval_coverage, mixture_interval, predictive_interval, rank_check, ranks
 from covey.inference.information import observed_information, shared_effects
+from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import Posterior
 from covey.inference.shared import SharedPosterior
 from covey.inference.smoothing import local_linear
-from covey.inference.start import spectral_start
 from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 
 __all__ = [

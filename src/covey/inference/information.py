@@ -21,8 +21,8 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float, PyTree
 
+from covey.algorithms.federated_sum import federated_sum
 from covey.algorithms.fedpop import Down, Population, of_law
-from covey.algorithms.total import total
 from covey.core.algorithm import Algorithm
 from covey.core.shard import Spec, all_rows
 from covey.data.federated import FederatedData
@@ -67,7 +67,7 @@ def observed_information(
         off = slopes - jnp.mean(slopes, axis=0)
         return -curvature - off.T @ off / max(len(draws) - 1, 1)
 
-    engine = Simulation(total(of_client, name="information"), data, seed=seed)
+    engine = Simulation(federated_sum(of_client, name="information"), data, seed=seed)
     return np.asarray(engine.advance(engine.start(), rounds)[0].server.sum, np.float64)
 
 

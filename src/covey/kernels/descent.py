@@ -23,7 +23,7 @@ class Schedule(NamedTuple):
     steps: int | None
 
 
-class Path(NamedTuple):
+class Trajectory(NamedTuple):
     """On the way: where the steps have led so far, the optimiser's memory, and the sum of the batches' losses."""
 
     parameters: PyTree
@@ -85,18 +85,18 @@ def descend_steps(
     return Descent(path.parameters, path.loss / jnp.maximum(steps, 1), steps)
 
 
-def begin(optimizer: optax.GradientTransformation, start: PyTree) -> Path:
+def begin(optimizer: optax.GradientTransformation, start: PyTree) -> Trajectory:
     """No step yet."""
-    return Path(start, optimizer.init(start), jnp.zeros(()))
+    return Trajectory(start, optimizer.init(start), jnp.zeros(()))
 
 
-def one_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Callable[[Path, Batch], Path]:
+def one_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Callable[[Trajectory, Batch], Trajectory]:
     """A step of the optimiser along the gradient of a batch."""
 
     def step(path, batch):
         loss, slope = gradient(path.parameters, batch)
         updates, memory = optimizer.update(slope, path.memory, path.parameters)
-        return Path(optax.apply_updates(path.parameters, updates), memory, path.loss + loss)
+        return Trajectory(optax.apply_updates(path.parameters, updates), memory, path.loss + loss)
 
     return step
 

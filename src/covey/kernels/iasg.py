@@ -20,7 +20,7 @@ import optax
 from jaxtyping import Array, Int, Key, PyTree
 
 from covey.core.shard import Shard, batches_of
-from covey.kernels.descent import Gradient, Path, begin, one_step, walk, walk_at_random
+from covey.kernels.descent import Gradient, Trajectory, begin, one_step, walk, walk_at_random
 
 Minibatches = Literal["shuffled", "independent"]
 
@@ -37,7 +37,7 @@ class Averaging(NamedTuple):
 class Iterates(NamedTuple):
     """Where the path is, and the number of steps done."""
 
-    path: Path
+    path: Trajectory
     done: Int[Array, ""]
 
 

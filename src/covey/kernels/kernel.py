@@ -13,7 +13,7 @@ from covey.core.shard import Batch, Shard, all_rows
 StepSize: TypeAlias = float | Float[Array, ""]
 
 
-class Posterior(NamedTuple):
+class Target(NamedTuple):
     """What a kernel samples: p(z | D_i) of one client, up to a constant.
 
     log_prior: (z) -> log p(z).
@@ -41,12 +41,12 @@ class Kernel(NamedTuple):
     begin: (posterior, z, memory) -> memory, before the first transition of a round, when the posterior is a new one.
     """
 
-    step: Callable[[Key[Array, ""], Posterior, PyTree, PyTree, StepSize], tuple[PyTree, PyTree]]
+    step: Callable[[Key[Array, ""], Target, PyTree, PyTree, StepSize], tuple[PyTree, PyTree]]
     init: Callable[[PyTree], PyTree] = lambda z: Empty()
-    begin: Callable[[Posterior, PyTree, PyTree], PyTree] = lambda posterior, z, memory: memory
+    begin: Callable[[Target, PyTree, PyTree], PyTree] = lambda posterior, z, memory: memory
 
 
-def memoryless(move: Callable[[Key[Array, ""], Posterior, PyTree, StepSize], PyTree]) -> Kernel:
+def memoryless(move: Callable[[Key[Array, ""], Target, PyTree, StepSize], PyTree]) -> Kernel:
     """The kernel of a transition (key, posterior, z, step size) -> z that carries nothing else."""
     return Kernel(lambda key, posterior, z, memory, step_size: (move(key, posterior, z, step_size), memory))
 
@@ -61,7 +61,7 @@ class Chain(NamedTuple):
 def chain(
     key: Key[Array, ""],
     kernel: Kernel,
-    posterior: Posterior,
+    posterior: Target,
     start: PyTree,
     memory: PyTree,
     *,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covey.core.shard import some_rows
-from covey.kernels.kernel import Kernel, Posterior
+from covey.kernels.kernel import Kernel, Target
 from covey.kernels.langevin import check_batch_size
 
 NEAR, NEWTON_STEPS = 0.01, 20  # where the search for a mode ends: this many squared deviations away, or after so many steps
@@ -77,7 +77,7 @@ def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Ker
     return Kernel(step, init=jnp.ones_like)
 
 
-def _laplace(posterior: Posterior, start: Float[Array, " effects"], floor: float) -> Laplace:
+def _laplace(posterior: Target, start: Float[Array, " effects"], floor: float) -> Laplace:
     """Newton steps, halved as far as the log-density asks for, until the mode is near."""
 
     def look(at):

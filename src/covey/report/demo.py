@@ -26,14 +26,14 @@ from covey.algorithms.fedpop import fedpop
 from covey.algorithms.local import local
 from covey.core.algorithm import Algorithm
 from covey.data.federated import FederatedData
-from covey.data.loaders import load
-from covey.experiment import durable
-from covey.experiment.run import run
+from covey.datasets.loaders import load
 from covey.inference.information import shared_effects
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import logistic, mixed_logistic
 from covey.report.figures import grouped_bars, intervals
 from covey.report.page import write_page
+from covey.runs import atomic_files
+from covey.runs.launch import run
 
 NEW = "va"
 MEASURES = {"accuracy": "higher is better", "nll": "lower is better", "ece": "lower is better"}
@@ -90,9 +90,9 @@ def main(out: Path, console: Console | None = None) -> None:
     ]
     out.mkdir(parents=True, exist_ok=True)
     write_page(out / "figure.html", "Heart disease in four hospitals", charts)
-    durable.write(out / "results.csv", outcome.lines.to_csv(index=False).encode())
+    atomic_files.write(out / "results.csv", outcome.lines.to_csv(index=False).encode())
     effects = pd.concat({"shared": findings.shared, "intercept": findings.intercepts}, names=["kind", "name"])
-    durable.write(out / "effects.csv", effects.to_csv().encode())
+    atomic_files.write(out / "effects.csv", effects.to_csv().encode())
     console.print(f"Figure: {out / 'figure.html'}   Numbers: {out / 'results.csv'}")
 
 
@@ -115,8 +115,8 @@ def compare(console: Console) -> Outcome:
         }
         bits = int(runs["federated"].metrics[["bits_up", "bits_down"]].to_numpy().sum())
         for method, done in runs.items():
-            known = done.evaluate(hospitals if method == "pooled" else None, part="test").clients
-            unknown = done.evaluate(new, part="test").clients.assign(name=f"{NEW}*")
+            known = done.evaluate(hospitals if method == "pooled" else None, split="test").clients
+            unknown = done.evaluate(new, split="test").clients.assign(name=f"{NEW}*")
             both = pd.concat([known, unknown]).rename(columns={"name": "hospital"})
             pieces.append(both.assign(method=method, division=seed))
     lines = pd.concat(pieces, ignore_index=True).filter(["division", "hospital", "method", "test_rows", *MEASURES])

@@ -8,9 +8,9 @@ from typing import cast
 import pandas as pd
 import plotly.graph_objects as go
 
-from covey.experiment import durable
-from covey.experiment.ongoing import Run
 from covey.report.figures import curves, reliability, spread
+from covey.runs import atomic_files
+from covey.runs.run import Run
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -23,15 +23,15 @@ pre { background: #f5f7fa; padding: 1em; overflow-x: auto } .scroll { max-height
 def write(run: Run, path: Path, *, settings: str = "") -> None:
     """Write the page of a run; `settings` is the text of its configuration."""
     figures = [curves(run.metrics, title="by round")]
-    evaluated = [name for name in run.metrics.columns if name.startswith(f"{run.part}_")]
+    evaluated = [name for name in run.metrics.columns if name.startswith(f"{run.split}_")]
     sections = []
     if evaluated:
         evaluation, clients = run.evaluation, run.clients
         measure = "accuracy" if "accuracy" in clients else "nll"
-        figures.append(spread(clients, measure, title=f"{measure} of each client, {run.part} rows"))
+        figures.append(spread(clients, measure, title=f"{measure} of each client, {run.split} rows"))
         if "ece" in evaluation.metrics:
             errors = evaluation.calibration_errors
-            title = f"calibration, {run.part} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
+            title = f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
             figures.append(reliability(evaluation.reliability(), title=title))
         sections.append(f"<h2>Clients</h2><div class=scroll>{_table(clients)}</div>")
     if settings:
@@ -47,7 +47,7 @@ def write_page(path: Path, title: str, figures: Sequence[go.Figure], sections: S
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
         f"<style>{_STYLE}</style><h1>{title}</h1>{body}</html>"
     )
-    durable.write(path, page.encode())
+    atomic_files.write(path, page.encode())
 
 
 def _embedded(figure: go.Figure, *, first: bool) -> str:

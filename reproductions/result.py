@@ -1,0 +1,105 @@
+"""What the reproduction of a published result hands in, and how it is written down."""
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from covey.runs import atomic_files
+from covey.runs.environment import versions
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Scale: TypeAlias = Literal["quick", "full"]
+Report: TypeAlias = Callable[[str], None]  # takes a line on how far the work is
+
+
+class Row(NamedTuple):
+    """One number of the paper beside ours: mean and standard deviation over the seeds. None where there is no number."""
+
+    quantity: str
+    paper: float | None
+    ours: float
+    sd: float | None
+    seeds: int
+
+
+def row(quantity: str, values: np.ndarray, paper: float | None = None) -> Row:
+    """The line of a quantity that was found once a seed."""
+    return Row(quantity, paper, float(values.mean()), spread(values), len(values))
+
+
+def spread(values: np.ndarray) -> float | None:
+    """The standard deviation over seeds; of a single one there is none."""
+    return float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+class Claim(NamedTuple):
+    """A statement of the paper in words, the value it is about, the bound it sets, and whether ours is within."""
+
+    claim: str
+    value: float
+    bound: float
+    holds: bool
+
+
+class Result(NamedTuple):
+    """A reproduction as it is written to `result.json`."""
+
+    id: str
+    scale: Scale
+    seconds: float
+    rows: list[Row]
+    claims: list[Claim]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim does."""
+        return all(claim.holds for claim in self.claims)
+
+
+class Experiment(NamedTuple):
+    """A reproducible result.
+
+    run: "module:function" of `(scale, report) -> (rows, claims, figure)`; imported only when it is run.
+    description: one line.
+    expected_seconds: by scale, on two cores.
+    """
+
+    run: str
+    description: str
+    expected_seconds: dict[Scale, float]
+
+    def load(self) -> Callable[[Scale, Report], tuple[list[Row], list[Claim], "go.Figure"]]:
+        """The function that does the work."""
+        module, _, function = self.run.partition(":")
+        return getattr(import_module(module), function)
+
+
+def perform(name: str, experiment: Experiment, *, scale: Scale, out: Path, report: Report) -> Result:
+    """Run an experiment and write `result.json` and `figure.html`."""
+    start = perf_counter()
+    rows, claims, figure = experiment.load()(scale, report)
+    result = Result(name, scale, round(perf_counter() - start, 3), rows, claims)
+    write(out, result, figure)
+    return result
+
+
+def write(out: Path, result: Result, figure: "go.Figure") -> None:
+    """`result.json` and the figure, self-contained, each whole or absent."""
+    table = {
+        **result._asdict(),
+        "rows": [row._asdict() for row in result.rows],
+        "claims": [claim._asdict() for claim in result.claims],
+        "environment": versions(),
+    }
+    text = json.dumps(table, indent=2, allow_nan=False)
+    page = cast("str", figure.to_html(include_plotlyjs=True, full_html=True))
+    out.mkdir(parents=True, exist_ok=True)
+    atomic_files.write(out / "figure.html", page.encode())
+    atomic_files.write(out / "result.json", text.encode())

@@ -1,0 +1,73 @@
+"""Many reproductions as one document: what was claimed, what was found, and where ours loses."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.report.tables import number
+from covey.runs.progress import duration
+from reproductions.result import Claim, Result, Row
+
+_HEAD = """# Published results beside ours
+
+Every number is from the code of `covey reproduce ID --scale SCALE`, and no test row chose anything; a claim that does not hold
+says **lost**.
+What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. Times are of two cores, some of
+them with other work beside.
+"""
+
+
+class Stored(NamedTuple):
+    """A result as it was written, and the versions that it was found with."""
+
+    result: Result
+    environment: dict[str, str | int]
+
+
+def collect(directory: Path) -> list[Stored]:
+    """The results in a folder, in files of their own or as `result.json` in the folders of runs, by name."""
+    paths = sorted(directory.glob("*.json")) + sorted(directory.glob("*/result.json"))
+    if not paths:
+        raise ValueError(f"{directory} holds no results: run `covey reproduce ID --out {directory / 'ID'}` first")
+    return sorted((read(path) for path in paths), key=lambda one: (one.result.id, one.result.scale))
+
+
+def read(path: Path) -> Stored:
+    """One `result.json`."""
+    try:
+        table = json.loads(path.read_text())
+        rows = [Row(**one) for one in table["rows"]]
+        claims = [Claim(**one) for one in table["claims"]]
+        result = Result(table["id"], table["scale"], float(table["seconds"]), rows, claims)
+        return Stored(result, dict(table["environment"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no result of `covey reproduce`: {error}") from error
+
+
+def markdown(stored: Sequence[Stored]) -> str:
+    """A summary with a line an experiment, then the numbers of each."""
+    lines = [_HEAD, "| experiment | scale | time | claims that hold |", "|---|---|---|---|"]
+    for result, _ in stored:
+        held = sum(claim.holds for claim in result.claims)
+        verdict = f"{held} of {len(result.claims)}" + ("" if result.holds else ", **the others lost**")
+        lines.append(f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | {verdict} |")
+    for one in stored:
+        lines += _section(one)
+    return "\n".join(lines) + "\n"
+
+
+def _section(stored: Stored) -> list[str]:
+    result, environment = stored
+    lines = ["", f"## {result.id} {result.scale}", "", "| claim | value | bound | |", "|---|---|---|---|"]
+    lines += [
+        f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | {'holds' if claim.holds else '**lost**'} |"
+        for claim in result.claims
+    ]
+    lines += ["", "| quantity | paper | ours | sd | seeds |", "|---|---|---|---|---|"]
+    lines += [f"| {r.quantity} | {number(r.paper)} | {number(r.ours)} | {number(r.sd)} | {r.seeds} |" for r in result.rows]
+    return [*lines, "", ", ".join(f"{name} {version}" for name, version in environment.items())]
+
+
+def _anchor(result: Result) -> str:
+    return f"{result.id}-{result.scale}"

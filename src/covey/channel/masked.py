@@ -1,0 +1,71 @@
+"""A channel for some parts of an upload; the others travel as they are.
+
+A part has the name of a field of the upload, or of a field within one: FedPop uploads `Population(phi, beta)`, FedAvg
+`Up(delta, weight)`, so `masked("phi", ...)` and `masked("delta", ...)` compress what is large and keep exact what is small.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from covey.core import tree
+from covey.core.algorithm import Message
+from covey.core.node import Channel
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=("coded", "rest"), meta_fields=("structure", "chosen"))
+@dataclass(frozen=True)
+class Divided:
+    """A payload: the chosen leaves as coded, the others as they are. Which leaf is where, both sides know."""
+
+    coded: PyTree
+    rest: list[Any]
+    structure: Any = field(metadata={"static": True})
+    chosen: tuple[bool, ...] = field(metadata={"static": True})
+
+
+def masked(part: str | Sequence[str], channel: Channel) -> Channel:
+    """`channel` for the parts of the upload that are named, as one; e.g. `masked("phi", dithering(levels=7))`."""
+    names = (part,) if isinstance(part, str) else tuple(part)
+    if not names:
+        raise ValueError("only: name at least one part of the upload")
+
+    def init(up):
+        return channel.init(_divided(names, up)[0])
+
+    def encode(key, state, up):
+        inside, outside, chosen = _divided(names, up)
+        coded, state = channel.encode(key, state, inside)
+        return Divided(coded, outside, jax.tree.structure(up), chosen), state
+
+    def decode(payload):
+        inside, outside = iter(channel.decode(payload.coded)), iter(payload.rest)
+        return jax.tree.unflatten(payload.structure, [next(inside if here else outside) for here in payload.chosen])
+
+    def bits(payload):
+        return channel.bits(payload.coded) + tree.bits(payload.rest)
+
+    omega = channel.omega
+    bound = None if omega is None else lambda up: omega(_divided(names, up)[0])
+    return Channel(init, encode, decode, bits, bound)
+
+
+def _divided(names: Sequence[str], up: Message) -> tuple[list[Any], list[Any], tuple[bool, ...]]:
+    """The leaves below the names, the other leaves, and which are which."""
+    leaves = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in jax.tree.leaves_with_path(up)]
+    for name in names:
+        if not any(_is_below(path, name) for path, _ in leaves):
+            known = ", ".join(path for path, _ in leaves if path) or "none: it is a single array"
+            raise ValueError(f"the upload has no part {name!r}; its parts are {known}")
+    chosen = tuple(any(_is_below(path, name) for name in names) for path, _ in leaves)
+    inside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if here]
+    outside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if not here]
+    return inside, outside, chosen
+
+
+def _is_below(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")

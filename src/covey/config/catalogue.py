@@ -1,0 +1,125 @@
+"""Everything that a configuration can name, as plain tables from name to factory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from covey.algorithms.apfl import apfl
+from covey.algorithms.clustered import clustered
+from covey.algorithms.em import em
+from covey.algorithms.fald import fald
+from covey.algorithms.fedavg import fedavg
+from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedem import fedem
+from covey.algorithms.fedmissem import fedmissem
+from covey.algorithms.fedpa import fedpa
+from covey.algorithms.fedper import fedper
+from covey.algorithms.fedpop import fedpop
+from covey.algorithms.fedprox import fedprox
+from covey.algorithms.fedrep import fedrep
+from covey.algorithms.local import local
+from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mixture import mixture
+from covey.algorithms.pfedme import pfedme
+from covey.algorithms.vr_fedem import vr_fedem
+from covey.channel import CHANNELS as CODECS
+from covey.config.options import Factory
+from covey.core import cohort
+from covey.data import FederatedData
+from covey.datasets import LOADERS, Loader
+from covey.models import LATENT_MODELS, MATRIX_MODELS, MIXED_MODELS
+from covey.models import MODELS as PLAIN_MODELS
+from covey.topology import TOPOLOGIES as GRAPHS
+from covey.topology import Topology, custom
+from covey.topology.mixing import Weights
+
+MODELS: dict[str, Factory] = {**PLAIN_MODELS, **MIXED_MODELS, **LATENT_MODELS, **MATRIX_MODELS}
+
+METHODS: dict[str, Factory] = {
+    "em": em,
+    "apfl": apfl,
+    "fald": fald,
+    "fedavg": fedavg,
+    "fedavg_plus": fedavg_plus,
+    "fedper": fedper,
+    "fedem": fedem,
+    "fedmissem": fedmissem,
+    "fedpa": fedpa,
+    "fedpop": fedpop,
+    "fedprox": fedprox,
+    "fedrep": fedrep,
+    "local": local,
+    "mb_sgd": mb_sgd,
+    "mixture": mixture,
+    "clustered": clustered,
+    "pfedme": pfedme,
+    "vr_fedem": vr_fedem,
+}
+
+
+def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
+    """Those available by a CSV file of 0 and 1, a line a client and a column a round; `size` draws that many first."""
+    try:
+        available = np.loadtxt(path, delimiter=",", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"cohort.path: {path} is not a table of 0 and 1 separated by commas: {error}") from error
+    if not np.isin(available, (0, 1)).all():
+        raise ValueError(f"cohort.path: {path} has values other than 0 and 1")
+    return cohort.trace(available.astype(bool), None if size is None else cohort.uniform(size))
+
+
+COHORTS: dict[str, Factory] = {
+    "full": cohort.full,
+    "bernoulli": cohort.bernoulli,
+    "uniform": cohort.uniform,
+    "weighted": cohort.weighted,
+    "trace": trace,
+}
+
+CHANNELS: dict[str, Factory] = dict(CODECS)
+
+
+def edges(path: Path, *, weights: Weights = "metropolis") -> Topology:
+    """The graph of a CSV file with a pair of peers a line, counted from 0."""
+    return custom(path, weights=weights)
+
+
+TOPOLOGIES: dict[str, Factory] = {**GRAPHS, "edges": edges}
+
+
+def table(
+    path: Path,
+    *,
+    outcome: str,
+    client: str,
+    features: list[str] | None = None,
+    classes: int | None = None,
+    allow_missing: bool = False,
+) -> FederatedData:
+    """A CSV file whose column `client` says whose a row is."""
+    return FederatedData.from_table(
+        path, outcome=outcome, client=client, features=features, classes=classes, allow_missing=allow_missing
+    )
+
+
+def saved(path: Path, *, memory_map: bool = True) -> FederatedData:
+    """Data that `FederatedData.save` wrote."""
+    return FederatedData.open(path, memory_map=memory_map)
+
+
+LOADED: dict[str, Loader] = {
+    **LOADERS,
+    "table": Loader(table, "your own CSV file: a line is a row, and the column `client` says whose it is", "yours", "path"),
+    "saved": Loader(saved, "your own data, as FederatedData.save wrote them", "yours", "path"),
+}
+
+DATA: dict[str, Factory] = {name: loader.load for name, loader in LOADED.items()}
+
+
+def described(named: Mapping[str, Factory]) -> dict[str, str]:
+    """One line on each: a data set's description, or the first line of a factory's documentation."""
+    return {
+        name: LOADED[name].description if named is DATA else (factory.__doc__ or "").partition("\n")[0]
+        for name, factory in named.items()
+    }

@@ -1,0 +1,266 @@
+"""A run from a TOML file.
+
+Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`, `[faults]`, `[privacy]` (a budget)
+and, for peers without a server, `[topology]`. All but `[run]`, `[faults]` and `[privacy]` have a `name` (see `catalogue`); their
+other keys are the options of the factory of that name. `[channel]` also takes `part`, the parts of the upload that it is for, by
+name. Everything is checked before anything is loaded, and all mistakes are reported at once.
+"""
+
+import inspect
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from covey.channel import masked
+from covey.config.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
+from covey.config.options import Factory, Option, check, options_of, unknown
+from covey.core.algorithm import Algorithm
+from covey.core.cohort import Scheme
+from covey.core.faults import Faults
+from covey.core.node import Channel
+from covey.data.federated import FederatedData
+from covey.privacy.ledger import Budget
+from covey.runs import toml
+from covey.runs.directory import RunDirectory
+from covey.runs.launch import run
+from covey.runs.run import Run
+from covey.topology import Topology
+
+_CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what it can name, and the name if there is no table
+    "data": (DATA, None),
+    "model": (MODELS, None),
+    "method": (METHODS, None),
+    "cohort": (COHORTS, "full"),
+    "channel": (CHANNELS, "identity"),
+    "topology": (TOPOLOGIES, "complete"),
+}
+_RECORD = "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
+_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "topology", "privacy", "out", "resume", "progress", "settings")
+
+
+class ConfigurationError(ValueError):
+    """What is wrong with a configuration, one line each."""
+
+
+class Configuration(NamedTuple):
+    """A checked configuration.
+
+    factories: by table, the factory that it names.
+    options: by table, as the factory takes them.
+    tables: everything in plain values, defaults included, as `config.toml` records it.
+    """
+
+    factories: dict[str, Factory]
+    options: dict[str, dict[str, Any]]
+    tables: dict[str, dict[str, toml.Value]]
+
+
+class Parts(NamedTuple):
+    """What a configuration describes; `unseen` are the clients held out, if any."""
+
+    method: Algorithm
+    data: FederatedData
+    unseen: FederatedData | None
+    cohort: Scheme
+    channel: Channel
+    faults: Faults
+    topology: Topology | None
+    privacy: Budget | None
+
+
+def prepare(
+    data: FederatedData,
+    *,
+    validation: float = 0.0,
+    test: float = 0.0,
+    split_seed: int | None = None,
+    train_rows: int | None = None,
+    few_rows: int | None = None,
+    few_share: float = 0.0,
+    standardise: bool = False,
+    hold_out: Sequence[str | int] = (),
+    seed: int,
+) -> tuple[FederatedData, FederatedData | None]:
+    """Split each client's rows, limit them, hold clients out, and standardise features by the training rows of the others.
+
+    Without fractions the data keep the parts they came with. At most `train_rows` training rows a client are kept, and at most
+    `few_rows` for a share `few_share` of the clients. Both are drawn from `split_seed`, by default the run's seed.
+    """
+    drawn_from = seed if split_seed is None else split_seed
+    if validation or test:
+        data = data.split(validation, test, seed=drawn_from)
+    if train_rows is not None or few_rows is not None or few_share:
+        data = data.limited(train_rows=train_rows, few_rows=few_rows, few_share=few_share, seed=drawn_from)
+    data, unseen = data.hold_out(hold_out) if hold_out else (data, None)
+    if standardise:
+        data, scaling = data.standardised()
+        unseen = None if unseen is None else unseen.standardised(scaling=scaling)[0]
+    return data, unseen
+
+
+def _channel(factory: Factory, *, part: str | list[str] | None = None, **options: Any) -> Channel:
+    """A channel for all of an upload, or for the parts named."""
+    whole = factory(**options)
+    return whole if part is None else masked(part, whole)
+
+
+def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) -> Configuration:
+    """Read a file, change what `overrides` ("table.key=value") and `seed` say, and check it.
+
+    Raises:
+        ConfigurationError: with a line for each mistake.
+    """
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _set(tables, override)
+    if seed is not None:
+        tables.setdefault("run", {})["seed"] = seed
+    try:
+        return checked(tables)
+    except ConfigurationError as error:
+        raise ConfigurationError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+
+
+def checked(tables: Mapping[str, toml.Value]) -> Configuration:
+    """Check the tables of a configuration against the factories they name."""
+    known = (*_CHOICES, "faults", "privacy", "run")
+    errors = [unknown(f"[{name}]", name, known, "table") for name in tables if name not in (*known, _RECORD)]
+    errors += [f"{name}: a table is needed, got {table!r}" for name, table in tables.items() if not isinstance(table, Mapping)]
+    given = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
+    without_server = given.get("run", {}).get("engine") == "peers"
+    if "topology" in given and not without_server:
+        errors.append('topology: is for peers without a server; set run.engine = "peers", or leave it out')
+
+    factories: dict[str, Factory] = {"faults": Faults, "run": run} | ({"privacy": Budget} if "privacy" in given else {})
+    for place, (named, default) in _CHOICES.items():
+        if place in tables and place not in given:
+            continue  # not a table, as was said above
+        if place == "topology" and not without_server:
+            continue
+        name = given.setdefault(place, {}).get("name", default)
+        if isinstance(name, str) and name in named:
+            factories[place] = named[name]
+        elif isinstance(name, str):
+            errors.append(unknown(f"{place}.name", name, named, place))
+        else:
+            errors.append(f"{place}.name: needs one of {', '.join(named)}" + ("" if name is None else f", got {name!r}"))
+
+    configuration = Configuration(factories, {}, {})
+    for place in known:
+        if place not in factories:
+            continue
+        table = {key: value for key, value in given.get(place, {}).items() if key != "name" or place == "run"}
+        found = check(place, _options(place, factories[place]), table)
+        errors += found.errors
+        configuration.options[place] = found.values
+        chosen = {"name": given[place].get("name", _CHOICES[place][1])} if place in _CHOICES else {}
+        configuration.tables[place] = chosen | found.table
+    errors += _misfit(factories)
+    if errors:
+        raise ConfigurationError("\n".join(errors))
+    return configuration
+
+
+def build(configuration: Configuration) -> Parts:
+    """Load the data and make the method, the cohort and the channel."""
+    factories, options = configuration.factories, configuration.options
+    preparation = {key: value for key, value in options["data"].items() if key in _PREPARATION}
+    loading = {key: value for key, value in options["data"].items() if key not in _PREPARATION}
+    loaded = factories["data"](**loading)
+    data, unseen = prepare(loaded, seed=options["run"]["seed"], **preparation)
+    if unseen is not None and not unseen.counts("test").any():
+        raise ConfigurationError("data.hold_out: the clients held out have no test rows to be judged on; set data.test, e.g. 0.2")
+    model = factories["model"](**options["model"])
+    return Parts(
+        method=factories["method"](model, **options["method"]),
+        data=data,
+        unseen=unseen,
+        cohort=factories["cohort"](**options["cohort"]),
+        channel=_channel(factories["channel"], **options["channel"]),
+        faults=Faults(**options["faults"]).checked(),
+        topology=factories["topology"](**options["topology"]) if "topology" in factories else None,
+        privacy=Budget(**options["privacy"]) if "privacy" in factories else None,
+    )
+
+
+def execute(configuration: Configuration, parts: Parts, *, out: Path | None, resume: bool = False, progress: bool = True) -> Run:
+    """Run it, or go on with the run in `out`; without `out` nothing is written."""
+    return run(
+        parts.method,
+        parts.data,
+        cohort=parts.cohort,
+        channel=parts.channel,
+        faults=parts.faults,
+        topology=parts.topology,
+        privacy=parts.privacy,
+        out=out,
+        resume=resume,
+        progress=progress,
+        settings=configuration.tables,
+        **configuration.options["run"],
+    )
+
+
+def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
+    """A finished run as it was left, and the clients that were held out from it, if any.
+
+    Raises:
+        ConfigurationError: there is no run, it is not finished, or it was not started from a configuration.
+    """
+    path = directory / "config.toml"
+    if not path.exists():
+        raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
+    tables = tomllib.loads(path.read_text("utf-8"))
+    if "data" not in tables:
+        raise ConfigurationError(f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again")
+    asked, done = tables["run"]["rounds"], RunDirectory(directory).newest_round()
+    if done < asked:
+        raise ConfigurationError(
+            f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume --out {directory}`"
+        )
+    settings = read(path, overrides=[f"run.rounds={done}"])  # a run may have gone on past what was asked for
+    parts = build(settings)
+    return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
+
+
+def _options(place: str, factory: Factory) -> dict[str, Option]:
+    if place == "run":
+        return options_of(run, without=_NOT_IN_RUN)
+    options = options_of(factory, without=("model",))
+    return options | {"data": _PREPARATION, "channel": _PART}.get(place, {})
+
+
+def _misfit(factories: Mapping[str, Factory]) -> list[str]:
+    """A line where the method cannot use the kind of model that is made for it."""
+    if "method" not in factories or "model" not in factories:
+        return []
+    needed = inspect.signature(factories["method"], eval_str=True).parameters["model"].annotation
+    if inspect.signature(factories["model"], eval_str=True).return_annotation is needed:
+        return []
+    fitting = [name for name, make in MODELS.items() if inspect.signature(make, eval_str=True).return_annotation is needed]
+    method, model = factories["method"].__name__, factories["model"].__name__
+    return [f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"]
+
+
+def _set(tables: dict[str, Any], override: str) -> None:
+    """Apply "table.key=value"; the value is TOML, or text where it is not."""
+    path, equals, text = override.partition("=")
+    *places, key = [part.strip() for part in path.split(".")]
+    if not equals or not places or not all((*places, key)):
+        raise ConfigurationError(f"--set {override}: write table.key=value, e.g. --set method.batch_size=64")
+    for place in places:
+        tables = tables.setdefault(place, {})
+        if not isinstance(tables, dict):
+            raise ConfigurationError(f"--set {override}: {place} is not a table")
+    try:
+        tables[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        tables[key] = text.strip()
+
+
+_PREPARATION = options_of(prepare, without=("data", "seed"))
+_PART = {"part": options_of(_channel)["part"]}

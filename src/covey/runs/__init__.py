@@ -1,0 +1,1 @@
+"""Runs: the run itself, its directory on disk, its checkpoints and its progress."""

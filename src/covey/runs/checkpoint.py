@@ -1,0 +1,100 @@
+"""Checkpoints: the newest two states of a run, each a file that is whole or absent.
+
+A file is a magic word, a JSON header with its length, the state's bytes (`core.wire`), and a CRC-32 of all that. Two are kept,
+so that one damaged on disk leaves the one before it.
+"""
+
+import json
+import struct
+import warnings
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.runs import atomic_files
+
+_MAGIC = b"covey checkpoint 1\n"
+_ENDING = ".checkpoint"
+_KEPT = 2
+
+
+class Header(NamedTuple):
+    """What a checkpoint is of: after which round, of which method, under which configuration (its digest).
+
+    privacy: what a ledger has counted up to here; None without one.
+    """
+
+    round: int
+    method: str
+    digest: str
+    privacy: Mapping[str, float] | None = None
+
+
+class Checkpoint(NamedTuple):
+    """A header and the bytes of the state."""
+
+    header: Header
+    body: bytes
+
+
+class DamagedError(ValueError):
+    """A file that is not what was written."""
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint, then remove all but the newest two. On a full disk the ones before stay as they are."""
+    header = json.dumps(checkpoint.header._asdict()).encode()
+    head = _MAGIC + struct.pack("<I", len(header)) + header
+    checksum = zlib.crc32(checkpoint.body, zlib.crc32(head))
+    atomic_files.write(_path(folder, checkpoint.header.round), head, checkpoint.body, struct.pack("<I", checksum))
+    for old in rounds(folder)[:-_KEPT]:
+        _path(folder, old).unlink(missing_ok=True)
+
+
+def newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, with a warning for each that is not; None where there is none at all."""
+    damaged: list[str] = []
+    for number in reversed(rounds(folder)):
+        path = _path(folder, number)
+        try:
+            found = load(path)
+        except DamagedError as error:
+            damaged.append(str(error))
+            warnings.warn(f"{error}; the checkpoint before it is used instead", stacklevel=2)
+            continue
+        return found
+    if damaged:
+        raise ValueError(f"no checkpoint in {folder} can be read: {'; '.join(damaged)}. Start again in another directory.")
+    return None
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and check one file.
+
+    Raises:
+        DamagedError: the file was cut short or changed.
+    """
+    data = path.read_bytes()
+    start = len(_MAGIC) + 4
+    if len(data) < start + 4 or not data.startswith(_MAGIC):
+        raise DamagedError(f"{path} is damaged: not a checkpoint")
+    if zlib.crc32(memoryview(data)[:-4]) != struct.unpack("<I", data[-4:])[0]:
+        raise DamagedError(f"{path} is damaged: its checksum does not match")
+    end = start + struct.unpack_from("<I", data, len(_MAGIC))[0]
+    return Checkpoint(Header(**json.loads(data[start:end])), data[end:-4])
+
+
+def rounds(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint, oldest first."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{_ENDING}") if path.stem.isdigit())
+
+
+def discard_after(folder: Path, number: int) -> None:
+    """Remove checkpoints past a round: damaged ones, before the run writes those rounds again."""
+    for later in [found for found in rounds(folder) if found > number]:
+        _path(folder, later).unlink()
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number:09d}{_ENDING}"

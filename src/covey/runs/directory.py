@@ -1,0 +1,213 @@
+"""A run on disk: `runs/NAME/` with `config.toml`, `metrics.jsonl`, `checkpoints/`, `clients.parquet` and `lock`.
+
+The order of writing makes it safe against a crash at any moment: the metrics of a round are on disk before its checkpoint is,
+so a resumed run finds every round up to the checkpoint and cuts off what comes after. The lock is the kernel's and dies with
+the process that holds it; the text in it says who that is.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
+
+from covey.runs import atomic_files, checkpoint, toml
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record: TypeAlias = dict[str, int | float | None]  # the numbers of one round; None where one is not finite
+
+# What may change when a run is resumed; none of it changes the numbers of a round.
+_FREE = ("run.rounds", "run.checkpoint_every", "run.name")
+_MISSING = "(not set)"
+
+
+class BusyError(OSError):
+    """Another process holds the run directory."""
+
+
+class RunDirectory:
+    """The files of one run. All but the constructor and `held` are for the process that holds the lock."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._checkpoints = path / "checkpoints"
+        self._metrics = path / "metrics.jsonl"
+        self._config = path / "config.toml"
+        self._digest = ""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock.
+
+        Raises:
+            BusyError: another process holds it; the message names that process.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("a+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(self._busy(file)) from None
+            owner = {"pid": os.getpid(), "host": gethostname(), "started": datetime.now().isoformat(" ", "seconds")}
+            file.truncate(0)
+            file.write(json.dumps(owner).encode())
+            file.flush()
+            yield
+            file.truncate(0)
+
+    def begin(self, settings: toml.Tables) -> None:
+        """Start a new run here.
+
+        Raises:
+            ValueError: something is here already.
+        """
+        if others := self._contents():
+            what = "a run" if self._config.exists() else f"{', '.join(others[:3])}"
+            raise ValueError(
+                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or choose another --out (out=)"
+            )
+        self._write_settings(settings)
+
+    def resume(self, settings: toml.Tables) -> checkpoint.Checkpoint | None:
+        """Go on with the run here: its newest checkpoint, or None where it has not written one yet.
+
+        Raises:
+            ValueError: it was started with other settings; the message names them.
+        """
+        for leftover in [*self.path.glob(f"*{atomic_files.SUFFIX}"), *self._checkpoints.glob(f"*{atomic_files.SUFFIX}")]:
+            leftover.unlink()
+        if not self._config.exists():
+            if others := self._contents():
+                raise ValueError(f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a run to resume")
+            warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
+            self._write_settings(settings)
+            return None
+        self._compare(tomllib.loads(self._config.read_text("utf-8")), settings)
+        self._write_settings(settings)
+        found = checkpoint.newest(self._checkpoints)
+        if found is not None and found.header.digest != self._digest:
+            raise ValueError(f"the checkpoints in {self.path} are of another configuration than its config.toml")
+        checkpoint.discard_after(self._checkpoints, found.header.round if found else 0)
+        return found
+
+    def newest_round(self) -> int:
+        """The round of the newest checkpoint; 0 without one."""
+        return max(checkpoint.rounds(self._checkpoints), default=0)
+
+    def save(self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None) -> None:
+        """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to it are on disk.
+
+        Raises:
+            OSError: e.g. on a full disk; the checkpoints before are as they were.
+        """
+        header = checkpoint.Header(number, method, self._digest, privacy)
+        try:
+            with atomic_files.explained(self._metrics), self._metrics.open("ab") as file:
+                atomic_files.sync(file)
+            self._checkpoints.mkdir(exist_ok=True)
+            checkpoint.save(self._checkpoints, checkpoint.Checkpoint(header, body))
+        except OSError as error:
+            before = self.newest_round()
+            survivor = f"the checkpoint of round {before} is intact" if before else "there is no earlier checkpoint"
+            raise OSError(error.errno, f"{error.strerror}; {survivor}", error.filename) from error
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Add one line a round to `metrics.jsonl`."""
+        lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        with atomic_files.explained(self._metrics), self._metrics.open("ab") as file:
+            file.write(lines.encode())
+
+    def cut_metrics(self, rounds: int) -> list[Record]:
+        """The first `rounds` lines of `metrics.jsonl`; the others, and a last line that was torn, are cut off the file."""
+        kept: list[Record] = []
+        if not self._metrics.exists():
+            self._metrics.touch()
+        with atomic_files.explained(self._metrics), self._metrics.open("r+b") as file:
+            end = 0
+            for line in file:
+                record = _read(line)
+                if record is None or len(kept) == rounds:
+                    break
+                kept.append(record)
+                end += len(line)
+            if len(kept) < rounds:
+                raise ValueError(
+                    f"{self._metrics} has {len(kept)} whole lines but the checkpoint is of round {rounds}: "
+                    "put the file back, or start again in another directory"
+                )
+            file.truncate(end)
+            atomic_files.sync(file)
+        return kept
+
+    def write_clients(self, clients: "pd.DataFrame") -> None:
+        """Replace `clients.parquet`."""
+        atomic_files.write(self.path / "clients.parquet", clients.to_parquet(index=False))
+
+    def _contents(self) -> list[str]:
+        return sorted(path.name for path in self.path.iterdir() if path.name != "lock" and path.suffix != atomic_files.SUFFIX)
+
+    def _busy(self, file: BinaryIO) -> str:
+        file.seek(0)
+        try:
+            owner = json.loads(file.read())
+            who = f"process {owner['pid']} on {owner['host']}, since {owner['started']}"
+        except ValueError:  # it has the lock and has not yet written its name
+            who = "another process"
+        return f"{self.path} is in use by {who}: wait for it, stop it, or choose another directory"
+
+    def _write_settings(self, settings: toml.Tables) -> None:
+        self._digest = _digest(_binding(settings))
+        atomic_files.write(self._config, toml.text_of(settings).encode())
+
+    def _compare(self, before: toml.Tables, now: toml.Tables) -> None:
+        old, new = _binding(before), _binding(now)
+        differences = [
+            f"{key} was {old.get(key, _MISSING)!r} and is now {new.get(key, _MISSING)!r}"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key, _MISSING) != new.get(key, _MISSING)
+        ]
+        if differences:
+            raise ValueError(
+                f"{self.path} cannot be resumed with other settings: {'; '.join(differences)}. "
+                "Resume with those it was started with, or start a new run in another directory."
+            )
+        old_versions, new_versions = (toml.flat(tables.get("environment", {})) for tables in (before, now))
+        changed = [
+            f"{key} {old_versions[key]} -> {value}"
+            for key, value in new_versions.items()
+            if key in old_versions and old_versions[key] != value and key != "data_digest"
+        ]
+        if changed:
+            warnings.warn(f"resumed in another environment ({', '.join(changed)}): the last digits may differ", stacklevel=3)
+
+
+def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
+    """The settings that decide a run's numbers; other versions are left to a warning."""
+    return {
+        key: value
+        for key, value in toml.flat(settings).items()
+        if key not in _FREE and (not key.startswith("environment.") or key == "environment.data_digest")
+    }
+
+
+def _digest(settings: Mapping[str, toml.Value]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(line: bytes) -> Record | None:
+    """A line's record, or None where the line was torn."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
