@@ -1,4 +1,6 @@
-"""FedAvg with the two-convolution network of LEAF on made images, against a lean torch loop with the same work."""
+"""FedAvg with the two-convolution network of LEAF on made images, against a lean torch loop with
+the same work.
+"""
 
 import jax
 import numpy as np
@@ -15,12 +17,19 @@ CLIENTS, ROWS, BATCH, STEP, MOMENTUM, CLASSES = 4, 512, 128, 0.05, 0.9, 62
 
 def rows() -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
-    return [(rng.random((ROWS, 28, 28, 1), np.float32), rng.integers(0, CLASSES, ROWS).astype(np.int32)) for _ in range(CLIENTS)]
+    return [
+        (rng.random((ROWS, 28, 28, 1), np.float32), rng.integers(0, CLASSES, ROWS).astype(np.int32))
+        for _ in range(CLIENTS)
+    ]
 
 
 def covey_round(clients: list[tuple[np.ndarray, np.ndarray]]):
-    data = FederatedData.from_clients({str(place): one for place, one in enumerate(clients)}, classes=CLASSES)
-    method = fedavg(models.femnist_cnn(), client_optimizer=optax.sgd(STEP, MOMENTUM), batch_size=BATCH)
+    data = FederatedData.from_clients(
+        {str(place): one for place, one in enumerate(clients)}, classes=CLASSES
+    )
+    method = fedavg(
+        models.femnist_cnn(), client_optimizer=optax.sgd(STEP, MOMENTUM), batch_size=BATCH
+    )
     engine = Simulation(method, data, seed=0)
     state = [engine.start()]
 
@@ -36,9 +45,20 @@ def torch_round(clients: list[tuple[np.ndarray, np.ndarray]]):
     from torch import nn
 
     torch.set_num_threads(2)
-    convolutions = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    network = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, CLASSES))
-    tensors = [(torch.tensor(x.transpose(0, 3, 1, 2).copy()), torch.tensor(y).long()) for x, y in clients]
+    convolutions = [
+        nn.Conv2d(1, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
+    network = nn.Sequential(
+        *convolutions, nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, CLASSES)
+    )
+    tensors = [
+        (torch.tensor(x.transpose(0, 3, 1, 2).copy()), torch.tensor(y).long()) for x, y in clients
+    ]
     start = [{name: value.clone() for name, value in network.state_dict().items()}]
 
     def run():
@@ -61,7 +81,9 @@ def torch_round(clients: list[tuple[np.ndarray, np.ndarray]]):
 
 def main() -> None:
     clients = rows()
-    seconds = interleaved({"lean torch loop": torch_round(clients), "covey": covey_round(clients)}, repeats=7)
+    seconds = interleaved(
+        {"lean torch loop": torch_round(clients), "covey": covey_round(clients)}, repeats=7
+    )
     report(f"FedAvg, CNN, {CLIENTS} clients of {ROWS} images, a round", seconds, "lean torch loop")
 
 

@@ -1,4 +1,6 @@
-"""FA-LD on Gaussians in the plane: 50 clients, 100 local steps, 300 chains, against plain numpy and a torch loop."""
+"""FA-LD on Gaussians in the plane: 50 clients, 100 local steps, 300 chains, against plain numpy and
+a torch loop.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +21,32 @@ def gaussians() -> tuple[np.ndarray, np.ndarray]:
     """Means and curvatures of the clients' f^c."""
     rng = np.random.default_rng(0)
     root = rng.normal(size=(CLIENTS, 2, 2))
-    return rng.normal(size=(CLIENTS, 2)).astype("f4"), (root @ root.transpose(0, 2, 1) / 2 + np.eye(2)).astype("f4")
+    return rng.normal(size=(CLIENTS, 2)).astype("f4"), (
+        root @ root.transpose(0, 2, 1) / 2 + np.eye(2)
+    ).astype("f4")
 
 
 def covey_rounds(mean: np.ndarray, curvature: np.ndarray):
     def log_density(theta, rows):
-        # By coordinate: arrays whose last axis is the chains, not the two parameters, are what vector instructions like.
+        # By coordinate: arrays whose last axis is the chains, not the two parameters, are what
+        # vector instructions like.
         one, two = theta[0] - rows.x[:, 0], theta[1] - rows.x[:, 1]
         bend = rows.y
-        return -0.5 / CLIENTS * (bend[:, 0, 0] * one * one + 2 * bend[:, 0, 1] * one * two + bend[:, 1, 1] * two * two)
+        return (
+            -0.5
+            / CLIENTS
+            * (
+                bend[:, 0, 0] * one * one
+                + 2 * bend[:, 0, 1] * one * two
+                + bend[:, 1, 1] * two * two
+            )
+        )
 
     data = FederatedData.from_rows(Rows(mean, curvature), np.ones(CLIENTS, int))
     model = from_density(log_density, jnp.zeros(2), "gaussian")
-    engine = Simulation(fald(model, step_size=STEP, local_steps=STEPS, chains=CHAINS, keep=1), data, seed=0)
+    engine = Simulation(
+        fald(model, step_size=STEP, local_steps=STEPS, chains=CHAINS, keep=1), data, seed=0
+    )
     state = [engine.start()]
 
     def run():
@@ -50,7 +65,11 @@ def numpy_rounds(mean: np.ndarray, curvature: np.ndarray):
             theta = np.repeat(state[0][:, None], CLIENTS, axis=1)
             for _ in range(STEPS):
                 slope = np.einsum("nij,rnj->rni", curvature, theta - mean)
-                theta = theta - np.float32(STEP) * slope + SPREAD * rng.standard_normal(theta.shape, dtype="f4")
+                theta = (
+                    theta
+                    - np.float32(STEP) * slope
+                    + SPREAD * rng.standard_normal(theta.shape, dtype="f4")
+                )
             state[0] = theta.mean(1)
 
     return run
@@ -76,7 +95,11 @@ def torch_rounds(mean: np.ndarray, curvature: np.ndarray):
 
 def main() -> None:
     problem = gaussians()
-    contenders = {"numpy": numpy_rounds(*problem), "torch loop": torch_rounds(*problem), "covey": covey_rounds(*problem)}
+    contenders = {
+        "numpy": numpy_rounds(*problem),
+        "torch loop": torch_rounds(*problem),
+        "covey": covey_rounds(*problem),
+    }
     seconds = interleaved(contenders, repeats=5)
     title = f"FA-LD, {CLIENTS} clients, K = {STEPS}, {CHAINS} chains, {ROUNDS} rounds"
     report(title, seconds, "numpy")

@@ -1,6 +1,8 @@
-"""FedAvg, linear model: 300 clients, 67,758 rows, 150 features, batches of 128, one epoch a round, against a lean torch loop.
+"""FedAvg, linear model: 300 clients, 67,758 rows, 150 features, batches of 128, one epoch a round,
+against a lean torch loop.
 
-The torch loop is the shortest that does the same work: tensors in memory, no DataLoader, no autograd, gradients by hand.
+The torch loop is the shortest that does the same work: tensors in memory, no DataLoader, no
+autograd, gradients by hand.
 """
 
 import jax
@@ -28,9 +30,13 @@ def rows() -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def covey_rounds(clients: list[tuple[np.ndarray, np.ndarray]]):
-    data = FederatedData.from_clients({str(place): one for place, one in enumerate(clients)}, classes=2)
+    data = FederatedData.from_clients(
+        {str(place): one for place, one in enumerate(clients)}, classes=2
+    )
     optimizer = optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(STEP, MOMENTUM))
-    engine = Simulation(fedavg(models.logistic(), client_optimizer=optimizer, batch_size=BATCH), data, seed=0)
+    engine = Simulation(
+        fedavg(models.logistic(), client_optimizer=optimizer, batch_size=BATCH), data, seed=0
+    )
     state = [engine.start()]
 
     def run():
@@ -72,7 +78,9 @@ def torch_rounds(clients: list[tuple[np.ndarray, np.ndarray]]):
 
     def accuracy():
         weight, bias = state[0]
-        return sum(float((((x @ weight + bias) > 0) == (y > 0.5)).sum()) for x, y in tensors) / total
+        return (
+            sum(float((((x @ weight + bias) > 0) == (y > 0.5)).sum()) for x, y in tensors) / total
+        )
 
     return run, accuracy
 
@@ -83,9 +91,15 @@ def main() -> None:
     torch_run, torch_accuracy = torch_rounds(clients)
     seconds = interleaved({"lean torch loop": torch_run, "covey": covey_run}, repeats=15)
     per_round = {name: values / ROUNDS for name, values in seconds.items()}
-    report(f"FedAvg, linear, {CLIENTS} clients, {sum(len(y) for _, y in clients)} rows, a round", per_round, "lean torch loop")
+    report(
+        f"FedAvg, linear, {CLIENTS} clients, {sum(len(y) for _, y in clients)} rows, a round",
+        per_round,
+        "lean torch loop",
+    )
     accuracy = merge(covey_metrics())["accuracy"].value()
-    print(f"  training accuracy after equal rounds: torch {torch_accuracy():.4f}, covey {accuracy:.4f}")
+    print(
+        f"  training accuracy after equal rounds: torch {torch_accuracy():.4f}, covey {accuracy:.4f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A million clients of about 20 rows, memory-mapped: a round with a cohort of 1,000, its time and its memory."""
+"""A million clients of about 20 rows, memory-mapped: a round with a cohort of 1,000, its time and
+its memory.
+"""
 
 import argparse
 import tempfile
@@ -29,19 +31,36 @@ def make(directory: Path, clients: int) -> FederatedData:
     y = np.memmap(directory / "y.bin", np.int32, "w+", shape=(total,))
     truth = rng.normal(size=FEATURES).astype(np.float32)
     for at in range(0, total, 1 << 20):
-        x[at : at + (1 << 20)] = rng.standard_normal((min(1 << 20, total - at), FEATURES), np.float32)
+        x[at : at + (1 << 20)] = rng.standard_normal(
+            (min(1 << 20, total - at), FEATURES), np.float32
+        )
         y[at : at + (1 << 20)] = x[at : at + (1 << 20)] @ truth > 0
     return FederatedData.from_rows(Rows(x, y), sizes, classes=2)
 
 
 def resident() -> float:
-    """Gigabytes of this process in memory now. Pages of the memory-mapped rows count while the kernel keeps them."""
+    """Gigabytes of this process in memory now. Pages of the memory-mapped rows count while the
+    kernel keeps them.
+    """
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / 1e9
 
 
-def run(name: str, method: Algorithm, data: FederatedData, rounds: int, node_directory: Path | None = None) -> None:
-    engine = Simulation(method, data, seed=0, cohort=cohort.uniform(1000), storage="host", node_directory=node_directory)
+def run(
+    name: str,
+    method: Algorithm,
+    data: FederatedData,
+    rounds: int,
+    node_directory: Path | None = None,
+) -> None:
+    engine = Simulation(
+        method,
+        data,
+        seed=0,
+        cohort=cohort.uniform(1000),
+        storage="host",
+        node_directory=node_directory,
+    )
     state, _ = engine.advance(engine.start(), 20)  # compile
     seconds, memory = [], [resident()]
     for number in range(rounds):
@@ -52,7 +71,9 @@ def run(name: str, method: Algorithm, data: FederatedData, rounds: int, node_dir
             memory.append(resident())
     used = " -> ".join(f"{gigabytes:.2f}" for gigabytes in memory)
     median, tail = np.median(seconds), np.quantile(seconds, 0.9)
-    print(f"  {name:24s} median {1e3 * median:6.2f} ms  90 % {1e3 * tail:6.2f} ms  resident {used} GB")
+    print(
+        f"  {name:24s} median {1e3 * median:6.2f} ms  90 % {1e3 * tail:6.2f} ms  resident {used} GB"
+    )
 
 
 def main() -> None:
@@ -62,8 +83,15 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         data = make(Path(directory), options.clients)
-        print(f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, {options.rounds} rounds")
-        run("fedavg", fedavg(models.logistic(), client_optimizer=optax.sgd(0.1), batch_size=32), data, options.rounds)
+        print(
+            f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, {options.rounds} rounds"
+        )
+        run(
+            "fedavg",
+            fedavg(models.logistic(), client_optimizer=optax.sgd(0.1), batch_size=32),
+            data,
+            options.rounds,
+        )
         states = Path(directory) / "nodes"
         alone = local(models.logistic(), client_optimizer=optax.sgd(0.1), batch_size=32)
         run("local, states on disk", alone, data, options.rounds, states)

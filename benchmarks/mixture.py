@@ -1,7 +1,9 @@
-"""FedEM for mixtures with three components against lean torch loops: the linear problem of `linear.py`, the network of `cnn.py`.
+"""FedEM for mixtures with three components against lean torch loops: the linear problem of
+`linear.py`, the network of `cnn.py`.
 
-The torch loops do the same work and no more: an E step over a client's rows, then one pass of minibatch steps for all components,
-weighted by q. The linear one has its gradients by hand and all components in one matrix.
+The torch loops do the same work and no more: an E step over a client's rows, then one pass of
+minibatch steps for all components, weighted by q. The linear one has its gradients by hand and all
+components in one matrix.
 """
 
 import jax
@@ -21,7 +23,9 @@ Clients = list[tuple[np.ndarray, np.ndarray]]
 
 
 def covey_rounds(method: Algorithm, clients: Clients, classes: int, rounds: int):
-    data = FederatedData.from_clients({str(place): one for place, one in enumerate(clients)}, classes=classes)
+    data = FederatedData.from_clients(
+        {str(place): one for place, one in enumerate(clients)}, classes=classes
+    )
     engine = Simulation(method, data, seed=0)
     state = [engine.start()]
 
@@ -45,7 +49,9 @@ def torch_linear(clients: Clients):
         sums = torch.zeros_like(weight), torch.zeros_like(bias)
         for place, (x, y) in enumerate(tensors):
             logit = x @ weight + bias
-            q = torch.softmax(torch.log(pi[place]) + y[:, None] * logit - torch.nn.functional.softplus(logit), 1)
+            q = torch.softmax(
+                torch.log(pi[place]) + y[:, None] * logit - torch.nn.functional.softplus(logit), 1
+            )
             pi[place] = q.mean(0)
             w, b = weight.clone(), bias.clone()
             velocity_w, velocity_b = torch.zeros_like(w), torch.zeros_like(b)
@@ -54,7 +60,9 @@ def torch_linear(clients: Clients):
                 batch = order[at : at + linear.BATCH]
                 rows_ = x[batch]
                 residual = q[batch] * (torch.sigmoid(rows_ @ w + b) - y[batch, None]) / len(batch)
-                velocity_w.mul_(linear.MOMENTUM).add_(rows_.T @ residual).add_(w, alpha=linear.DECAY)
+                velocity_w.mul_(linear.MOMENTUM).add_(rows_.T @ residual).add_(
+                    w, alpha=linear.DECAY
+                )
                 velocity_b.mul_(linear.MOMENTUM).add_(residual.sum(0)).add_(b, alpha=linear.DECAY)
                 w.add_(velocity_w, alpha=-linear.STEP)
                 b.add_(velocity_b, alpha=-linear.STEP)
@@ -76,24 +84,46 @@ def torch_cnn(clients: Clients):
     torch.set_num_threads(2)
 
     def network():
-        convolutions = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
-        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, cnn.CLASSES))
+        convolutions = [
+            nn.Conv2d(1, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        return nn.Sequential(
+            *convolutions,
+            nn.Flatten(),
+            nn.Linear(1024, 2048),
+            nn.ReLU(),
+            nn.Linear(2048, cnn.CLASSES),
+        )
 
     networks = [network() for _ in range(COMPONENTS)]
-    tensors = [(torch.tensor(x.transpose(0, 3, 1, 2).copy()), torch.tensor(y).long()) for x, y in clients]
+    tensors = [
+        (torch.tensor(x.transpose(0, 3, 1, 2).copy()), torch.tensor(y).long()) for x, y in clients
+    ]
     pi = [torch.full((COMPONENTS,), 1 / COMPONENTS) for _ in clients]
-    starts = [[{name: value.clone() for name, value in one.state_dict().items()} for one in networks]]
+    starts = [
+        [{name: value.clone() for name, value in one.state_dict().items()} for one in networks]
+    ]
 
     def loss_of(one, x, y):
         return nn.functional.cross_entropy(one(x), y, reduction="none")
 
     def run():
-        sums = [{name: torch.zeros_like(value) for name, value in start.items()} for start in starts[0]]
+        sums = [
+            {name: torch.zeros_like(value) for name, value in start.items()} for start in starts[0]
+        ]
         for place, (x, y) in enumerate(tensors):
             for one, start in zip(networks, starts[0], strict=True):
                 one.load_state_dict(start)
             with torch.no_grad():
-                losses = torch.stack([torch.cat([loss_of(one, *part) for part in parts(x, y)]) for one in networks], 1)
+                losses = torch.stack(
+                    [torch.cat([loss_of(one, *part) for part in parts(x, y)]) for one in networks],
+                    1,
+                )
             q = torch.softmax(torch.log(pi[place]) - losses, 1)
             pi[place] = q.mean(0)
             order = torch.randperm(len(y))
@@ -116,20 +146,34 @@ def torch_cnn(clients: Clients):
 
 def main() -> None:
     clients = linear.rows()
-    decayed = optax.chain(optax.add_decayed_weights(linear.DECAY), optax.sgd(linear.STEP, linear.MOMENTUM))
-    method = mixture(models.logistic(), components=COMPONENTS, client_optimizer=decayed, batch_size=linear.BATCH)
+    decayed = optax.chain(
+        optax.add_decayed_weights(linear.DECAY), optax.sgd(linear.STEP, linear.MOMENTUM)
+    )
+    method = mixture(
+        models.logistic(), components=COMPONENTS, client_optimizer=decayed, batch_size=linear.BATCH
+    )
     ours = covey_rounds(method, clients, 2, ROUNDS)
     seconds = interleaved({"lean torch loop": torch_linear(clients), "covey": ours}, repeats=11)
     per_round = {name: values / ROUNDS for name, values in seconds.items()}
     rows = sum(len(y) for _, y in clients)
-    report(f"FedEM for mixtures, M = 3, linear, {linear.CLIENTS} clients, {rows} rows, a round", per_round, "lean torch loop")
+    report(
+        f"FedEM for mixtures, M = 3, linear, {linear.CLIENTS} clients, {rows} rows, a round",
+        per_round,
+        "lean torch loop",
+    )
 
     images = cnn.rows()
     sgd = optax.sgd(cnn.STEP, cnn.MOMENTUM)
-    method = mixture(models.femnist_cnn(), components=COMPONENTS, client_optimizer=sgd, batch_size=cnn.BATCH)
+    method = mixture(
+        models.femnist_cnn(), components=COMPONENTS, client_optimizer=sgd, batch_size=cnn.BATCH
+    )
     ours = covey_rounds(method, images, cnn.CLASSES, 1)
     seconds = interleaved({"lean torch loop": torch_cnn(images), "covey": ours}, repeats=5)
-    report(f"FedEM for mixtures, M = 3, CNN, {cnn.CLIENTS} clients of {cnn.ROWS} images, a round", seconds, "lean torch loop")
+    report(
+        f"FedEM for mixtures, M = 3, CNN, {cnn.CLIENTS} clients of {cnn.ROWS} images, a round",
+        seconds,
+        "lean torch loop",
+    )
 
 
 if __name__ == "__main__":

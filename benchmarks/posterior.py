@@ -1,4 +1,6 @@
-"""FedPA beside FedAvg with the same local steps, one client: what sampling adds (5 samples of 100 steps, linear regression)."""
+"""FedPA beside FedAvg with the same local steps, one client: what sampling adds (5 samples of 100
+steps, linear regression).
+"""
 
 from benchmarks.timing import interleaved, report
 from reproductions.fedpa_overhead import clients

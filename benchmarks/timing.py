@@ -1,4 +1,6 @@
-"""Interleaved timing: contenders take turns, so that whatever else the machine does falls on all of them alike."""
+"""Interleaved timing: contenders take turns, so that whatever else the machine does falls on all of
+them alike.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,8 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 
-def interleaved(contenders: dict[str, Callable[[], object]], *, repeats: int) -> dict[str, np.ndarray]:
-    """Seconds of each call, by contender. Every contender is called once before the clock starts."""
+def interleaved(
+    contenders: dict[str, Callable[[], object]], *, repeats: int
+) -> dict[str, np.ndarray]:
+    """Seconds of each call, by contender. Every contender is called once before the clock
+    starts.
+    """
     for contender in contenders.values():
         contender()
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -20,7 +26,9 @@ def interleaved(contenders: dict[str, Callable[[], object]], *, repeats: int) ->
 
 
 def report(title: str, seconds: dict[str, np.ndarray], base: str) -> None:
-    """Medians, and how many times as fast as the base: the median of the ratios within a turn, with its range."""
+    """Medians, and how many times as fast as the base: the median of the ratios within a turn, with
+    its range.
+    """
     print(f"\n{title}")
     for name, values in seconds.items():
         ratios = seconds[base] / values

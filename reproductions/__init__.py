@@ -1,4 +1,6 @@
-"""Published results, run again. Each experiment is a module of this room; the table names it without importing it."""
+"""Published results, run again. Each experiment is a module of this room; the table names it
+without importing it.
+"""
 
 from reproductions.result import Experiment
 

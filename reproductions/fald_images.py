@@ -1,10 +1,12 @@
-"""FA-LD on MNIST and Fashion-MNIST: logistic regression by local steps, with and without a warm-up (figures 2 and 4).
+"""FA-LD on MNIST and Fashion-MNIST: logistic regression by local steps, with and without a warm-up
+(figures 2 and 4).
 
-Deng et al. (2024), section 6.2 and appendix J: ten equal random clients, temperature 0.05, batches of 200, a draw each tenth
-round; probabilities are averaged over all draws so far, or over those after a warm-up, and judged on the official test images.
-The paper prints curves without numbers and tunes the step for each K. For MNIST we did so, with two steps a K, on a tenth of
-the training images and never on the test images; for Fashion-MNIST steps are shorter and were not tuned. Steps are given as
-learning rates of the mean loss, eta n.
+Deng et al. (2024), section 6.2 and appendix J: ten equal random clients, temperature 0.05, batches
+of 200, a draw each tenth round; probabilities are averaged over all draws so far, or over those
+after a warm-up, and judged on the official test images. The paper prints curves without numbers and
+tunes the step for each K. For MNIST we did so, with two steps a K, on a tenth of the training
+images and never on the test images; for Fashion-MNIST steps are shorter and were not tuned. Steps
+are given as learning rates of the mean loss, eta n.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -68,13 +70,27 @@ def _run(name: str, scale: Scale, report: Report, *, accuracy: float) -> Reprodu
     for number in size.steps:
         report(f"K = {number}, {size.rounds} rounds")
         found = draws(data, number, RATES[name][number], size.rounds)
-        for label, skip in (("", 0), (f", warm-up of {size.warm_up} rounds", size.warm_up // THINNING)):
-            curves[number, skip > 0] = curve(jax.tree.map(lambda leaf, skip=skip: leaf[skip:], found), test)
+        for label, skip in (
+            ("", 0),
+            (f", warm-up of {size.warm_up} rounds", size.warm_up // THINNING),
+        ):
+            curves[number, skip > 0] = curve(
+                jax.tree.map(lambda leaf, skip=skip: leaf[skip:], found), test
+            )
             rows += [
-                Row(f"{measure}, K = {number}{label}", None, float(curves[number, skip > 0][measure][-1]), None, 1)
+                Row(
+                    f"{measure}, K = {number}{label}",
+                    None,
+                    float(curves[number, skip > 0][measure][-1]),
+                    None,
+                    1,
+                )
                 for measure in MEASURES
             ]
-    end = {number: {measure: float(curves[number, True][measure][-1]) for measure in MEASURES} for number in size.steps}
+    end = {
+        number: {measure: float(curves[number, True][measure][-1]) for measure in MEASURES}
+        for number in size.steps
+    }
     best = max(size.steps, key=lambda number: end[number]["accuracy"])
     others = [number for number in size.steps if number != 1]
     gaps = {
@@ -82,14 +98,24 @@ def _run(name: str, scale: Scale, report: Report, *, accuracy: float) -> Reprodu
         "brier": end[1]["brier"] - max(end[number]["brier"] for number in others),
     }
     claims = [
-        Claim(f"accuracy of the best K, {best}", end[best]["accuracy"], accuracy, end[best]["accuracy"] >= accuracy),
+        Claim(
+            f"accuracy of the best K, {best}",
+            end[best]["accuracy"],
+            accuracy,
+            end[best]["accuracy"] >= accuracy,
+        ),
         Claim(f"calibration error of K = {best}", end[best]["ece"], 0.03, end[best]["ece"] <= 0.03),
-        *(Claim(f"K = 1 is worst at equal rounds, {measure}", gap, 0.0, gap > 0) for measure, gap in gaps.items()),
+        *(
+            Claim(f"K = 1 is worst at equal rounds, {measure}", gap, 0.0, gap > 0)
+            for measure, gap in gaps.items()
+        ),
     ]
     return rows, claims, figure(curves, size, name)
 
 
-def draws(data: FederatedData, local_steps: int, rate: float, rounds: int, *, seed: int = 0) -> PyTree:
+def draws(
+    data: FederatedData, local_steps: int, rate: float, rounds: int, *, seed: int = 0
+) -> PyTree:
     """The parameters after each tenth round, of one chain."""
     method = fald(
         softmax(),
@@ -125,14 +151,26 @@ def _measured(drawn: PyTree, test: Rows) -> dict:
     return jax.lax.scan(step, start, (drawn, 1 + jnp.arange(count, dtype=float)))[1]
 
 
-def figure(curves: dict[tuple[int, bool], dict[str, np.ndarray]], size: Size, name: str) -> go.Figure:
-    """Accuracy, Brier score and calibration error by rounds; dotted, without the draws of the warm-up."""
+def figure(
+    curves: dict[tuple[int, bool], dict[str, np.ndarray]], size: Size, name: str
+) -> go.Figure:
+    """Accuracy, Brier score and calibration error by rounds; dotted, without the draws of the
+    warm-up.
+    """
     chart = go.Figure().set_subplots(1, 3, subplot_titles=MEASURES)
     for (number, warmed), found in curves.items():
         for place, measure in enumerate(MEASURES):
-            rounds = THINNING * (1 + np.arange(len(found[measure]))) + (size.warm_up if warmed else 0)
+            rounds = THINNING * (1 + np.arange(len(found[measure]))) + (
+                size.warm_up if warmed else 0
+            )
             line = {"color": COLOURS[number], "dash": "dot" if warmed else "solid"}
             label = f"K = {number}" + (", after the warm-up" if warmed else "")
-            chart.add_trace(go.Scatter(x=rounds, y=found[measure], name=label, line=line, showlegend=place == 0), 1, place + 1)
+            chart.add_trace(
+                go.Scatter(
+                    x=rounds, y=found[measure], name=label, line=line, showlegend=place == 0
+                ),
+                1,
+                place + 1,
+            )
     chart.update_layout(title=f"FA-LD on {name} by rounds", template="plotly_white")
     return chart

@@ -1,11 +1,15 @@
-"""What FA-LD reveals of a row, and what it is worth: epsilon by shared noise, clients in a round and rounds; accuracy beside it.
+"""What FA-LD reveals of a row, and what it is worth: epsilon by shared noise, clients in a round
+and rounds; accuracy beside it.
 
-Deng et al. (2024), section 5: by theorem 5.1 epsilon grows with eta / (tau (1 - rho^2)), with S / N and with T. The paper has no
-numbers of it. Here they are, for logistic regression on MNIST with ten equal random clients, temperature 0.05 and rows clipped to
-norm 0.5, by the theorem and by Renyi differential privacy of the same mechanism. The step size is nine tenths of the largest that
-the theorem permits for the most noise that is shared, one for all runs, so that accuracies can be compared.
+Deng et al. (2024), section 5: by theorem 5.1 epsilon grows with eta / (tau (1 - rho^2)), with S / N
+and with T. The paper has no numbers of it. Here they are, for logistic regression on MNIST with ten
+equal random clients, temperature 0.05 and rows clipped to norm 0.5, by the theorem and by Renyi
+differential privacy of the same mechanism. The step size is nine tenths of the largest that the
+theorem permits for the most noise that is shared, one for all runs, so that accuracies can be
+compared.
 
-The theorem's epsilon of few clients takes it that nobody knows who took part; that by Renyi divergences does not.
+The theorem's epsilon of few clients takes it that nobody knows who took part; that by Renyi
+divergences does not.
 """
 
 from typing import NamedTuple
@@ -59,7 +63,11 @@ class Course(NamedTuple):
 
 
 PLAIN = Setting(0.0, CLIENTS)
-SETTINGS = [PLAIN, *(Setting(rho, CLIENTS) for rho in CORRELATIONS[1:]), *(Setting(0.0, size) for size in SIZES_OF_COHORT[1:])]
+SETTINGS = [
+    PLAIN,
+    *(Setting(rho, CLIENTS) for rho in CORRELATIONS[1:]),
+    *(Setting(0.0, size) for size in SIZES_OF_COHORT[1:]),
+]
 
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
@@ -72,8 +80,12 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     courses: dict[Setting, list[Course]] = {}
     for setting in SETTINGS:
         for seed in range(size.seeds):
-            report(f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed {seed + 1} of {size.seeds}")
-            courses.setdefault(setting, []).append(course(data, test, setting, step_size, size, seed))
+            report(
+                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed {seed + 1} of {size.seeds}"
+            )
+            courses.setdefault(setting, []).append(
+                course(data, test, setting, step_size, size, seed)
+            )
     return (
         rows_of(courses, size),
         claims_of({setting: found[0] for setting, found in courses.items()}, size),
@@ -112,7 +124,14 @@ def permitted_step(data: FederatedData, size: Size) -> float:
     return 0.9 * min(found)
 
 
-def course(data: FederatedData, test: FederatedData, setting: Setting, step_size: float, size: Size, seed: int) -> Course:
+def course(
+    data: FederatedData,
+    test: FederatedData,
+    setting: Setting,
+    step_size: float,
+    size: Size,
+    seed: int,
+) -> Course:
     """One run, looked at on its way."""
     budget = Budget(delta=DELTA, accountants=ACCOUNTANTS)
     done = run_method(
@@ -126,8 +145,13 @@ def course(data: FederatedData, test: FederatedData, setting: Setting, step_size
     )
     accuracy = [done.evaluate(test, split="train").pooled["accuracy"]]
     for before, after in zip(size.rounds, size.rounds[1:], strict=False):
-        accuracy.append(done.advance(after - before).evaluate(test, split="train").pooled["accuracy"])
-    return Course({name: done.metrics[f"epsilon_{name}"].to_numpy() for name in ACCOUNTANTS}, np.array(accuracy))
+        accuracy.append(
+            done.advance(after - before).evaluate(test, split="train").pooled["accuracy"]
+        )
+    return Course(
+        {name: done.metrics[f"epsilon_{name}"].to_numpy() for name in ACCOUNTANTS},
+        np.array(accuracy),
+    )
 
 
 def rows_of(courses: dict[Setting, list[Course]], size: Size) -> list[Row]:
@@ -136,25 +160,54 @@ def rows_of(courses: dict[Setting, list[Course]], size: Size) -> list[Row]:
     for setting, found in courses.items():
         ends = size.rounds if setting == PLAIN else size.rounds[-1:]
         for end in ends:
-            label = f"rho {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, {end} rounds"
-            rows += [row(f"epsilon by {name}, {label}", found[0].epsilon[name][[end - 1]]) for name in ACCOUNTANTS]
-            rows.append(row(f"test accuracy, {label}", np.array([one.accuracy[size.rounds.index(end)] for one in found])))
+            label = (
+                f"rho {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, {end} rounds"
+            )
+            rows += [
+                row(f"epsilon by {name}, {label}", found[0].epsilon[name][[end - 1]])
+                for name in ACCOUNTANTS
+            ]
+            rows.append(
+                row(
+                    f"test accuracy, {label}",
+                    np.array([one.accuracy[size.rounds.index(end)] for one in found]),
+                )
+            )
     return rows
 
 
 def claims_of(courses: dict[Setting, Course], size: Size) -> list[Claim]:
-    """How epsilon moves with what is varied, by the theorem's own words, and that it is less by Renyi divergences."""
+    """How epsilon moves with what is varied, by the theorem's own words, and that it is less by
+    Renyi divergences.
+    """
     claims = []
     for name in ACCOUNTANTS:
         end = {setting: float(one.epsilon[name][-1]) for setting, one in courses.items()}
         by_rho = [end[Setting(rho, CLIENTS)] for rho in CORRELATIONS]
         by_size = [end[Setting(0.0, number)] for number in SIZES_OF_COHORT]
         by_round = courses[PLAIN].epsilon[name][[number - 1 for number in size.rounds]]
-        for what, values in (("with rho", by_rho), ("with S / N", by_size[::-1]), ("with T", by_round)):
+        for what, values in (
+            ("with rho", by_rho),
+            ("with S / N", by_size[::-1]),
+            ("with T", by_round),
+        ):
             least = float(np.min(np.diff(np.log(values))))
-            claims.append(Claim(f"epsilon by {name} grows {what} (least difference of logarithms)", least, 0.0, least > 0))
-    ratio = max(float(one.epsilon["rdp"][-1] / one.epsilon["theorem"][-1]) for one in courses.values())
-    claims.append(Claim("epsilon by rdp over that by the theorem at the end, the largest", ratio, 1.0, ratio < 1))
+            claims.append(
+                Claim(
+                    f"epsilon by {name} grows {what} (least difference of logarithms)",
+                    least,
+                    0.0,
+                    least > 0,
+                )
+            )
+    ratio = max(
+        float(one.epsilon["rdp"][-1] / one.epsilon["theorem"][-1]) for one in courses.values()
+    )
+    claims.append(
+        Claim(
+            "epsilon by rdp over that by the theorem at the end, the largest", ratio, 1.0, ratio < 1
+        )
+    )
     worst = min(float(one.accuracy[-1]) for one in courses.values())
     claims.append(Claim("the least accuracy at the end, of ten digits", worst, 0.5, worst > 0.5))
     return claims
@@ -162,17 +215,27 @@ def claims_of(courses: dict[Setting, Course], size: Size) -> list[Claim]:
 
 def figure(courses: dict[Setting, list[Course]], size: Size) -> go.Figure:
     """Epsilon by rounds, and accuracy against it."""
-    chart = go.Figure().set_subplots(1, 2, subplot_titles=("epsilon by rounds", "test accuracy by epsilon (rdp)"))
+    chart = go.Figure().set_subplots(
+        1, 2, subplot_titles=("epsilon by rounds", "test accuracy by epsilon (rdp)")
+    )
     colours = ("#1f6fb2", "#3a9a5b", "#d1733b", "#8e5ea2", "#7f7f7f")
     for (setting, found), colour in zip(courses.items(), colours, strict=True):
         label = f"rho {setting.correlation:g}, {setting.clients} of {CLIENTS}"
         for name, dash in zip(ACCOUNTANTS, ("dot", "solid"), strict=True):
             values = found[0].epsilon[name]
             line = {"color": colour, "dash": dash}
-            chart.add_trace(go.Scatter(x=1 + np.arange(len(values)), y=values, name=f"{label}, {name}", line=line), 1, 1)
+            chart.add_trace(
+                go.Scatter(
+                    x=1 + np.arange(len(values)), y=values, name=f"{label}, {name}", line=line
+                ),
+                1,
+                1,
+            )
         at = found[0].epsilon["rdp"][[number - 1 for number in size.rounds]]
         mean = np.mean([one.accuracy for one in found], 0)
-        points = go.Scatter(x=at, y=mean, name=label, mode="lines+markers", line={"color": colour}, showlegend=False)
+        points = go.Scatter(
+            x=at, y=mean, name=label, mode="lines+markers", line={"color": colour}, showlegend=False
+        )
         chart.add_trace(points, 1, 2)
     chart.update_yaxes(type="log", col=1)
     chart.update_layout(title="Privacy of FA-LD on MNIST", template="plotly_white")

@@ -1,14 +1,16 @@
 """FedAvg's fixed point and its local steps, on federated least squares.
 
-Al-Shedivat et al. (2021), "Federated learning via posterior averaging", section 2 and figure 1: with more local steps FedAvg
-gets close to the optimum sooner, and stays farther away from it. On least squares both the optimum and the point where
-FedAvg with K full-gradient steps stands still are known in closed form,
+Al-Shedivat et al. (2021), "Federated learning via posterior averaging", section 2 and figure 1:
+with more local steps FedAvg gets close to the optimum sooner, and stays farther away from it. On
+least squares both the optimum and the point where FedAvg with K full-gradient steps stands still
+are known in closed form,
 
     theta* = (sum_i n_i H_i)^-1 sum_i n_i H_i mu_i,
     theta_K = (sum_i n_i A_i)^-1 sum_i n_i A_i mu_i,   A_i = I - (I - step H_i)^K,
 
-so the run is compared with theory as well as with the figure. H_i = X_i'X_i / n_i, mu_i is client i's own least squares, and the
-step is half of the longest that is stable for every client, 1 / max_i lambda_max(H_i).
+so the run is compared with theory as well as with the figure. H_i = X_i'X_i / n_i, mu_i is client
+i's own least squares, and the step is half of the longest that is stable for every client, 1 /
+max_i lambda_max(H_i).
 """
 
 from typing import NamedTuple
@@ -65,13 +67,29 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
             errors.append(float(np.linalg.norm(ends[-1] - still) / np.linalg.norm(optimum)))
     last = {steps: np.array([path[-1] for path in paths[steps]]) for steps in STEPS}
     early = {steps: np.array([path[0] for path in paths[steps]]) for steps in STEPS}
-    rows = [row(f"distance to the optimum at the end, {steps} local steps", last[steps]) for steps in STEPS]
-    rows += [row(f"the same in theory, {steps} local steps", np.array(theory[steps])) for steps in STEPS]
-    rows += [row(f"distance after {size.every} rounds, {steps} local steps", early[steps]) for steps in STEPS]
+    rows = [
+        row(f"distance to the optimum at the end, {steps} local steps", last[steps])
+        for steps in STEPS
+    ]
+    rows += [
+        row(f"the same in theory, {steps} local steps", np.array(theory[steps])) for steps in STEPS
+    ]
+    rows += [
+        row(f"distance after {size.every} rounds, {steps} local steps", early[steps])
+        for steps in STEPS
+    ]
     claims = [
         _above("final distance, 100 steps over 10", float(last[100].mean() / last[10].mean())),
-        _above(f"distance after {size.every} rounds, 1 step over 10", float(early[1].mean() / early[10].mean())),
-        Claim("largest relative distance of the end from the fixed point in theory", max(errors), 1e-4, max(errors) < 1e-4),
+        _above(
+            f"distance after {size.every} rounds, 1 step over 10",
+            float(early[1].mean() / early[10].mean()),
+        ),
+        Claim(
+            "largest relative distance of the end from the fixed point in theory",
+            max(errors),
+            1e-4,
+            max(errors) < 1e-4,
+        ),
     ]
     return rows, claims, figure(paths, theory, size)
 
@@ -87,7 +105,9 @@ def trajectory(data: FederatedData, steps: int, step_size: float, size: Size) ->
 
 
 class Quadratic(NamedTuple):
-    """A client's mean loss: (theta - mean)' hessian (theta - mean) / 2 plus a constant, over `rows` rows."""
+    """A client's mean loss: (theta - mean)' hessian (theta - mean) / 2 plus a constant, over `rows`
+    rows.
+    """
 
     hessian: np.ndarray
     mean: np.ndarray
@@ -102,7 +122,9 @@ def quadratic(data: FederatedData, place: int) -> Quadratic:
     return Quadratic(design.T @ design / rows, np.linalg.lstsq(design, y, rcond=None)[0], rows)
 
 
-def fixed_point(local: list[Quadratic], steps: int | None = None, step_size: float = 0.0) -> np.ndarray:
+def fixed_point(
+    local: list[Quadratic], steps: int | None = None, step_size: float = 0.0
+) -> np.ndarray:
     """Where FedAvg with `steps` local steps stands still; without them, the optimum."""
     total, moment = 0.0, 0.0
     for one in local:
@@ -113,17 +135,25 @@ def fixed_point(local: list[Quadratic], steps: int | None = None, step_size: flo
     return np.linalg.solve(total, moment)
 
 
-def figure(paths: dict[int, list[np.ndarray]], theory: dict[int, list[float]], size: Size) -> go.Figure:
+def figure(
+    paths: dict[int, list[np.ndarray]], theory: dict[int, list[float]], size: Size
+) -> go.Figure:
     """Distance against rounds; the dotted lines are where theory says it ends."""
     chart = go.Figure()
     rounds = size.every * np.arange(1, len(paths[1][0]) + 1)
     for steps, colour in zip(STEPS, ("#7f7f7f", "#1f6fb2", "#d1733b"), strict=True):
         mean = np.mean(paths[steps], 0)
-        chart.add_trace(go.Scatter(x=rounds, y=mean, name=f"{steps} local steps", line={"color": colour, "width": 2}))
+        chart.add_trace(
+            go.Scatter(
+                x=rounds, y=mean, name=f"{steps} local steps", line={"color": colour, "width": 2}
+            )
+        )
         if steps > 1:
             chart.add_hline(y=float(np.mean(theory[steps])), line={"color": colour, "dash": "dot"})
     chart.update_layout(
-        title="FedAvg on federated least squares: distance to the optimum", template="plotly_white", xaxis_title="round"
+        title="FedAvg on federated least squares: distance to the optimum",
+        template="plotly_white",
+        xaxis_title="round",
     )
     chart.update_yaxes(type="log")
     return chart
@@ -131,7 +161,9 @@ def figure(paths: dict[int, list[np.ndarray]], theory: dict[int, list[float]], s
 
 def _parameters(done) -> np.ndarray:
     parameters = done.state.parameters
-    return np.append(np.asarray(parameters.weight, np.float64), np.asarray(parameters.bias, np.float64))
+    return np.append(
+        np.asarray(parameters.weight, np.float64), np.asarray(parameters.bias, np.float64)
+    )
 
 
 def _above(claim: str, value: float, bound: float = 1.0) -> Claim:

@@ -1,33 +1,40 @@
-"""FedMissEM on counts of birds by volunteers: cells that were held out, and what the country as a whole has.
+"""FedMissEM on counts of birds by volunteers: cells that were held out, and what the country as a
+whole has.
 
-Dieuleveut et al. (2021), section 4 and figure 2, impute counts of eBird, which are not public, and show national trends with a
-LOESS curve, without a number. Here observers are clients of three public surveys, and numbers come from cells held out:
+Dieuleveut et al. (2021), section 4 and figure 2, impute counts of eBird, which are not public, and
+show national trends with a LOESS curve, without a number. Here observers are clients of three
+public surveys, and numbers come from cells held out:
 
     green woodpecker   267 Swiss quadrats x 14 years, 437 observers, the most birds of a year's visits
     pacific wren       393 North American routes x 57 years, 683 observers; the file has no counts of zero
     swiss birds        266 quadrats x 158 species in 2014, 191 observers; no years, so no trend
 
-Of each observer's cells 20 % are held out and 20 % choose rank and ridge; then all are fitted to both other parts. FedMissEM has
-Poisson cells and effects of sites and columns. Beside it, on the pooled cells and with choices by the same validation cells:
+Of each observer's cells 20 % are held out and 20 % choose rank and ridge; then all are fitted to
+both other parts. FedMissEM has Poisson cells and effects of sites and columns. Beside it, on the
+pooled cells and with choices by the same validation cells:
 
     mean          of all counts
     effects       Poisson regression on site and column, by iterative proportional fitting: the maximum of the likelihood
     soft-impute   of log(1 + count) less its mean, by singular values (Mazumder, Hastie and Tibshirani 2010), times the factor
                   that gives back the sum of the counts that were fitted
 
-Scores are the mean Poisson deviance and the root mean square error of a held-out count. A site that was never seen, or only
-without birds, would be predicted as zero and have no finite deviance: baselines predict half a bird in all its visits at least.
-Splits are numbered from 1: on split 0 of the first two surveys it was settled how a fit is made (effects, their ridge, the share
-of validation cells, the second fit), with its test cells in sight.
+Scores are the mean Poisson deviance and the root mean square error of a held-out count. A site that
+was never seen, or only without birds, would be predicted as zero and have no finite deviance:
+baselines predict half a bird in all its visits at least. Splits are numbered from 1: on split 0 of
+the first two surveys it was settled how a fit is made (effects, their ridge, the share of
+validation cells, the second fit), with its test cells in sight.
 
-What was found over three splits: the deviance is below all three baselines for woodpeckers (by 4 %) and wrens (by 14 %), the
-error only for wrens. For the birds of 2014 soft-impute wins, 1.55 against 1.98 +- 0.65. A few cells decide it: an exponential of
-what little is known of a site and a species gives rates of 100 to 560 where 0 to 180 birds were seen. Where a fit is made from
-the start with the rank and ridge that were chosen, the deviance is 1.59 to 1.66; its four worst cells carry 30 to 70 % of the
-squared error, and without these it is 1.46 to 1.49. So the descent along the ridges, which went before the reported fits, does
-not always end in the better of several optima. Ranks 6 and 10 have worse validation cells than rank 3.
+What was found over three splits: the deviance is below all three baselines for woodpeckers (by 4 %)
+and wrens (by 14 %), the error only for wrens. For the birds of 2014 soft-impute wins, 1.55 against
+1.98 +- 0.65. A few cells decide it: an exponential of what little is known of a site and a species
+gives rates of 100 to 560 where 0 to 180 birds were seen. Where a fit is made from the start with
+the rank and ridge that were chosen, the deviance is 1.59 to 1.66; its four worst cells carry 30 to
+70 % of the squared error, and without these it is 1.46 to 1.49. So the descent along the ridges,
+which went before the reported fits, does not always end in the better of several optima. Ranks 6
+and 10 have worse validation cells than rank 3.
 
-Trends are of fits to all cells with the rank and ridge of the last split; bands are 90 % intervals over observers.
+Trends are of fits to all cells with the rank and ridge of the last split; bands are 90 % intervals
+over observers.
 """
 
 from typing import NamedTuple
@@ -43,7 +50,11 @@ from covey.datasets.loaders import load
 from covey.estimators.imputer import FederatedImputer
 from reproductions.result import Claim, Report, Row, Scale, row
 
-SURVEYS: dict[str, range | None] = {"green_woodpecker": WOODPECKER_YEARS, "pacific_wren": WREN_YEARS, "swiss_birds": None}
+SURVEYS: dict[str, range | None] = {
+    "green_woodpecker": WOODPECKER_YEARS,
+    "pacific_wren": WREN_YEARS,
+    "swiss_birds": None,
+}
 BASELINES = ("mean", "effects", "soft-impute")
 THRESHOLDS = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0)
 SPAN = 0.5
@@ -88,7 +99,9 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
         rank, ridge = 0, 1.0
         for seed in range(1, 1 + size.seeds):
             report(f"{name}: split {seed} of {size.seeds}")
-            imputer, all_scores = scores(data.split(validation=0.2, test=0.2, seed=seed), size.rank, seed)
+            imputer, all_scores = scores(
+                data.split(validation=0.2, test=0.2, seed=seed), size.rank, seed
+            )
             rank, ridge = imputer.rank_, imputer.ridge_
             rows += [
                 Row(f"rank, {name}, split {seed}", None, rank, None, 1),
@@ -100,25 +113,49 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
                 values = np.array([getattr(one[method], measure) for one in found])
                 rows.append(row(f"{measure} of a held-out count, {name}, {method}", values))
         for baseline in BASELINES:
-            value = float(np.mean([one["FedMissEM"].deviance / one[baseline].deviance for one in found]))
-            claims.append(Claim(f"deviance of FedMissEM over that of {baseline}, {name}", value, 1.0, value < 1))
+            value = float(
+                np.mean([one["FedMissEM"].deviance / one[baseline].deviance for one in found])
+            )
+            claims.append(
+                Claim(
+                    f"deviance of FedMissEM over that of {baseline}, {name}", value, 1.0, value < 1
+                )
+            )
         years = SURVEYS[name]
         if years is not None:
             report(f"{name}: the trend, {size.replicas} replicas")
-            whole = FederatedImputer(rank, ridge=ridge, seed=0, family="poisson", replicas=size.replicas).fit(data)
-            trends[name] = whole.trend(0.9, span=SPAN).assign(year=list(years), observed=_observed(data, len(years)))
+            whole = FederatedImputer(
+                rank, ridge=ridge, seed=0, family="poisson", replicas=size.replicas
+            ).fit(data)
+            trends[name] = whole.trend(0.9, span=SPAN).assign(
+                year=list(years), observed=_observed(data, len(years))
+            )
             last, first = trends[name].iloc[-1], trends[name].iloc[0]
-            rows.append(Row(f"{name}, smooth trend, {years[-1]} over {years[0]}", None, last.smooth / first.smooth, None, 1))
+            rows.append(
+                Row(
+                    f"{name}, smooth trend, {years[-1]} over {years[0]}",
+                    None,
+                    last.smooth / first.smooth,
+                    None,
+                    1,
+                )
+            )
     return rows, claims, figure(rows, trends)
 
 
-def scores(data: FederatedData, rank: int | None, seed: int) -> tuple[FederatedImputer, dict[str, Score]]:
+def scores(
+    data: FederatedData, rank: int | None, seed: int
+) -> tuple[FederatedImputer, dict[str, Score]]:
     """FedMissEM and the baselines on one split, and the fit."""
     train, validation, test = (cells_of(data, split) for split in ("train", "validation", "test"))
     both = Cells(*(np.concatenate(pair) for pair in zip(train, validation, strict=True)))
     shape = int(data.rows.x[:, 0].max()) + 1, int(data.rows.x[:, 1].max()) + 1
-    imputer = FederatedImputer("auto" if rank is None else rank, seed=seed, family="poisson", shape=shape).fit(data)
-    threshold = min(THRESHOLDS, key=lambda each: score(validation, soft_impute(train, shape, each)).deviance)
+    imputer = FederatedImputer(
+        "auto" if rank is None else rank, seed=seed, family="poisson", shape=shape
+    ).fit(data)
+    threshold = min(
+        THRESHOLDS, key=lambda each: score(validation, soft_impute(train, shape, each)).deviance
+    )
     predicted = {
         "FedMissEM": imputer.transform(),
         "mean": np.full(shape, both.count.mean()),
@@ -142,7 +179,9 @@ def score(cells: Cells, predicted: np.ndarray) -> Score:
 
 
 def effects(cells: Cells, shape: tuple[int, int]) -> np.ndarray:
-    """The Poisson rates a_j b_l of greatest likelihood: rows and columns scaled in turn to the sums that were seen."""
+    """The Poisson rates a_j b_l of greatest likelihood: rows and columns scaled in turn to the sums
+    that were seen.
+    """
     rows, columns = np.ones(shape[0]), np.ones(shape[1])
     for _ in range(500):
         rows = _scaled(cells.site, cells.count, columns[cells.column], shape[0])
@@ -151,7 +190,9 @@ def effects(cells: Cells, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _scaled(line: np.ndarray, count: np.ndarray, expected: np.ndarray, lines: int) -> np.ndarray:
-    """Counts over expectations, line by line; a line that was never seen has the mean of the others."""
+    """Counts over expectations, line by line; a line that was never seen has the mean of the
+    others.
+    """
     found = np.bincount(line, count, lines) / np.maximum(np.bincount(line, expected, lines), 1e-12)
     seen = np.bincount(line, minlength=lines) > 0
     return np.where(seen, found, found[seen].mean())
@@ -161,14 +202,19 @@ def soft_impute(cells: Cells, shape: tuple[int, int], threshold: float) -> np.nd
     """Of log(1 + count): singular values lowered by the threshold, gaps filled, and again."""
     centre = np.log1p(cells.count).mean()
     target, seen, theta = np.zeros(shape), np.zeros(shape, bool), np.zeros(shape)
-    target[cells.site, cells.column], seen[cells.site, cells.column] = np.log1p(cells.count) - centre, True
+    target[cells.site, cells.column], seen[cells.site, cells.column] = (
+        np.log1p(cells.count) - centre,
+        True,
+    )
     for _ in range(300):
         left, values, right = np.linalg.svd(np.where(seen, target, theta), full_matrices=False)
         before, theta = theta, left * np.maximum(values - threshold, 0) @ right
         if np.abs(theta - before).max() < 1e-3:
             break
     counts = np.maximum(np.expm1(theta + centre), 0.0)
-    return np.maximum(counts * cells.count.sum() / counts[cells.site, cells.column].sum(), _least(cells, shape))
+    return np.maximum(
+        counts * cells.count.sum() / counts[cells.site, cells.column].sum(), _least(cells, shape)
+    )
 
 
 def _least(cells: Cells, shape: tuple[int, int]) -> np.ndarray:
@@ -182,25 +228,52 @@ def _observed(data: FederatedData, years: int) -> np.ndarray:
 
 def figure(rows: list[Row], trends: dict[str, pd.DataFrame]) -> go.Figure:
     """Deviances of held-out cells, and the trends with their curves and bands."""
-    chart = make_subplots(rows=1 + len(trends), cols=1, subplot_titles=["deviance of held-out counts", *trends])
+    chart = make_subplots(
+        rows=1 + len(trends), cols=1, subplot_titles=["deviance of held-out counts", *trends]
+    )
     bars = [one for one in rows if one.quantity.startswith("deviance")]
     labels = [one.quantity.removeprefix("deviance of a held-out count, ") for one in bars]
     errors = {"type": "data", "array": [one.sd or 0.0 for one in bars]}
-    chart.add_trace(go.Bar(x=labels, y=[one.ours for one in bars], error_y=errors, showlegend=False), row=1, col=1)
+    chart.add_trace(
+        go.Bar(x=labels, y=[one.ours for one in bars], error_y=errors, showlegend=False),
+        row=1,
+        col=1,
+    )
     chart.update_yaxes(type="log", row=1, col=1)
     for place, table in enumerate(trends.values(), start=2):
         year, first = table["year"], place == 2
         band = {"x": [*year, *year[::-1]], "y": [*table["smooth_high"], *table["smooth_low"][::-1]]}
         chart.add_trace(
-            go.Scatter(**band, fill="toself", mode="lines", line_width=0, name="90 % over observers", showlegend=first),
+            go.Scatter(
+                **band,
+                fill="toself",
+                mode="lines",
+                line_width=0,
+                name="90 % over observers",
+                showlegend=first,
+            ),
             row=place,
             col=1,
         )
-        chart.add_trace(go.Scatter(x=year, y=table["smooth"], mode="lines", name="LOESS", showlegend=first), row=place, col=1)
         chart.add_trace(
-            go.Scatter(x=year, y=table["total"], mode="markers", name="sum of estimated counts", showlegend=first),
+            go.Scatter(x=year, y=table["smooth"], mode="lines", name="LOESS", showlegend=first),
             row=place,
             col=1,
         )
-    chart.update_layout(title="Counts of birds by volunteers", template="plotly_white", height=350 * (1 + len(trends)))
+        chart.add_trace(
+            go.Scatter(
+                x=year,
+                y=table["total"],
+                mode="markers",
+                name="sum of estimated counts",
+                showlegend=first,
+            ),
+            row=place,
+            col=1,
+        )
+    chart.update_layout(
+        title="Counts of birds by volunteers",
+        template="plotly_white",
+        height=350 * (1 + len(trends)),
+    )
     return chart

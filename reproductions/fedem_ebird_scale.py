@@ -1,16 +1,19 @@
 """FedMissEM at the size of the paper's eBird data: how long, how much memory, and what comes of it.
 
-Dieuleveut et al. (2021), section 4: 9,721 French sites x 525 months, 5,980 observations of Buzzards and 12,185 of Mallards with
-ten servers, Gaussian cells, rank 2, minibatches of 100, 150 epochs. Those data are not public and the paper has no number of the
-fit; these are made: a site's level times a slow trend and a season of its own, noise of variance 1, popular sites and later
-months visited more often, no cell twice. The matrix has 5.1 million cells, of which one in 420 to 850 is observed.
+Dieuleveut et al. (2021), section 4: 9,721 French sites x 525 months, 5,980 observations of Buzzards
+and 12,185 of Mallards with ten servers, Gaussian cells, rank 2, minibatches of 100, 150 epochs.
+Those data are not public and the paper has no number of the fit; these are made: a site's level
+times a slow trend and a season of its own, noise of variance 1, popular sites and later months
+visited more often, no cell twice. The matrix has 5.1 million cells, of which one in 420 to 850 is
+observed.
 
     as in the paper   theta = U V', the curvature of all cells, minibatches of 100, 150 epochs; a ridge of 1, as without one a
                       site with one observation has no single best pair of numbers
     imputer           `FederatedImputer` of rank 2: the mean, effects, and the ridge chosen by a fifth of the cells
 
-The first is here for its cost. It is worse than the mean of all values: four sites in five have at most one observation, and a
-model without a mean draws what it does not know to zero. Peak memory is that of the process.
+The first is here for its cost. It is worse than the mean of all values: four sites in five have at
+most one observation, and a model without a mean draws what it does not know to zero. Peak memory is
+that of the process.
 """
 
 import resource
@@ -49,7 +52,9 @@ SIZES: dict[Scale, Size] = {
 
 
 class Made(NamedTuple):
-    """Data, cells that were held out with their values, and the expectation of the sum over sites by month."""
+    """Data, cells that were held out with their values, and the expectation of the sum over sites
+    by month.
+    """
 
     data: FederatedData
     cells: np.ndarray
@@ -74,23 +79,42 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
         made = make(size, number, seed=number)
         mean = np.asarray(made.data.rows.y).mean()
         error = float(np.sqrt(np.mean((made.values - mean) ** 2)))
-        rows.append(Row(f"error of a held-out value, mean, {number} observations", None, error, None, 1))
+        rows.append(
+            Row(f"error of a held-out value, mean, {number} observations", None, error, None, 1)
+        )
         for name in ("as in the paper", "imputer"):
             report(f"{number} observations, {name}")
             fit = fitted(made, size, name)
             rows.append(Row(f"seconds, {name}, {number} observations", None, fit.seconds, None, 1))
-            rows.append(Row(f"error of a held-out value, {name}, {number} observations", None, fit.error, None, 1))
+            rows.append(
+                Row(
+                    f"error of a held-out value, {name}, {number} observations",
+                    None,
+                    fit.error,
+                    None,
+                    1,
+                )
+            )
             chart.add_trace(go.Scatter(y=fit.trend, name=f"{name}, {number} observations"))
             if name == "imputer":
                 claims.append(
-                    Claim(f"error of held-out values over that of the mean, {number}", fit.error / error, 1.0, fit.error < error)
+                    Claim(
+                        f"error of held-out values over that of the mean, {number}",
+                        fit.error / error,
+                        1.0,
+                        fit.error < error,
+                    )
                 )
-        chart.add_trace(go.Scatter(y=made.trend, name=f"truth, {number} observations", line_dash="dot"))
+        chart.add_trace(
+            go.Scatter(y=made.trend, name=f"truth, {number} observations", line_dash="dot")
+        )
     seconds, memory = perf_counter() - start, peak()
     rows.append(Row("peak memory in GB", None, memory, None, 1))
     claims.append(Claim("seconds in all", seconds, SECONDS, seconds < SECONDS))
     claims.append(Claim("peak memory in GB", memory, GIGABYTES, memory < GIGABYTES))
-    chart.update_layout(title="Sum over sites by month", template="plotly_white", xaxis_title="month")
+    chart.update_layout(
+        title="Sum over sites by month", template="plotly_white", xaxis_title="month"
+    )
     return rows, claims, chart
 
 
@@ -104,19 +128,29 @@ def make(size: Size, number: int, seed: int) -> Made:
     popular, later = 1 / (10 + rng.permutation(size.sites)), 1.0 + month
     many = 2 * (number + HELD_OUT)
     drawn = np.stack(
-        [rng.choice(size.sites, many, p=popular / popular.sum()), rng.choice(size.months, many, p=later / later.sum())], axis=1
+        [
+            rng.choice(size.sites, many, p=popular / popular.sum()),
+            rng.choice(size.months, many, p=later / later.sum()),
+        ],
+        axis=1,
     )
     _, first = np.unique(drawn, axis=0, return_index=True)
     cells = drawn[np.sort(first)[: number + HELD_OUT]]
-    values = np.sum(sites[cells[:, 0]] * patterns.T[cells[:, 1]], axis=1) + rng.normal(size=len(cells))
-    data = FederatedData.from_arrays(cells[:number], values[:number], rng.integers(0, CLIENTS, number))
+    values = np.sum(sites[cells[:, 0]] * patterns.T[cells[:, 1]], axis=1) + rng.normal(
+        size=len(cells)
+    )
+    data = FederatedData.from_arrays(
+        cells[:number], values[:number], rng.integers(0, CLIENTS, number)
+    )
     return Made(data, cells[number:], values[number:], sites.sum(0) @ patterns)
 
 
 def fitted(made: Made, size: Size, name: str) -> Fit:
     """A fit, timed with its compilation."""
     begin = perf_counter()
-    matrix = as_in_the_paper(made.data, size) if name == "as in the paper" else imputed(made.data, size)
+    matrix = (
+        as_in_the_paper(made.data, size) if name == "as in the paper" else imputed(made.data, size)
+    )
     error = np.sqrt(np.mean((matrix[tuple(made.cells.T)] - made.values) ** 2))
     return Fit(perf_counter() - begin, float(error), matrix.sum(axis=0))
 

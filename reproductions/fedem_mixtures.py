@@ -1,15 +1,18 @@
-"""FedEM and VR-FedEM on mixtures of Gaussians: made data, digits, and what compression costs where clients differ.
+"""FedEM and VR-FedEM on mixtures of Gaussians: made data, digits, and what compression costs where
+clients differ.
 
-Dieuleveut, Fort, Moulines and Robin (2021), section 4 and figures 1 and 3. An epoch is as many evaluations of E[s | row] as there
-are rows: FedEM's round has p n b of them, and `inner` rounds of VR-FedEM have p n (m + 2 b inner), m rows a client. h is the mean
-field, EM's step, at all rows of all clients, and H what the server makes of the messages it gets. The paper's figures have no
+Dieuleveut, Fort, Moulines and Robin (2021), section 4 and figures 1 and 3. An epoch is as many
+evaluations of E[s | row] as there are rows: FedEM's round has p n b of them, and `inner` rounds of
+VR-FedEM have p n (m + 2 b inner), m rows a client. h is the mean field, EM's step, at all rows of
+all clients, and H what the server makes of the messages it gets. The paper's figures have no
 numbers beside; what they show is said as claims.
 
     made data   10,000 rows in the plane, two components, 100 clients, p = 0.75, gamma = alpha = 0.01, rand-k of omega = 1,
                 b = 20, and for VR-FedEM b = 5 and 20 rounds an outer loop
     digits      70,000 MNIST digits by their first 20 principal components, 100 clients of 700, ten components with one
                 covariance; b = 20, gamma = 0.001; in 32 bits, and dithered to 4 bits a number
-    compression three codecs, clients that are alike and that are not, with memories and without; all rows in each round, so that
+    compression three codecs, clients that are alike and that are not, with memories and without;
+    all rows in each round, so that
                 nothing but compression and absence adds noise
 
 Made data are in double precision: single precision would hide how far the mean field falls.
@@ -49,7 +52,9 @@ START = np.array([[-0.5, 0.5], [0.5, 0.5]])
 
 
 class Path(NamedTuple):
-    """A run, looked at from time to time: norm of h, objective and weights; norm of H and bits sent, at every round."""
+    """A run, looked at from time to time: norm of h, objective and weights; norm of H and bits
+    sent, at every round.
+    """
 
     rounds: np.ndarray
     h: np.ndarray
@@ -76,7 +81,9 @@ class Digits(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """How large the comparison of codecs is: how many of them, and which shares of the clients take part."""
+    """How large the comparison of codecs is: how many of them, and which shares of the clients take
+    part.
+    """
 
     seeds: int
     rounds: int
@@ -86,7 +93,10 @@ class Compared(NamedTuple):
 
 MADE: dict[Scale, Made] = {"quick": Made(1, 100, 200), "full": Made(5, 100, 500)}
 DIGITS: dict[Scale, Digits] = {"quick": Digits(100, 30, 0.003), "full": Digits(100, 200, 0.001)}
-COMPARED: dict[Scale, Compared] = {"quick": Compared(1, 600, (0.75,), 1), "full": Compared(3, 1000, (1.0, 0.75), 3)}
+COMPARED: dict[Scale, Compared] = {
+    "quick": Compared(1, 600, (0.75,), 1),
+    "full": Compared(3, 1000, (1.0, 0.75), 3),
+}
 CODECS: dict[str, Channel] = {
     "dithering, 4 bits": dithering(levels=7),
     "rand-k, 3 of 10": rand_k(k=3),
@@ -102,9 +112,15 @@ def run_made(scale: Scale, report: Report) -> Reproduced:
         paths = {name: [] for name in ("FedEM", "VR-FedEM")}
         for seed in range(size.seeds):
             data, model = points(seed, size.clients, spread=0.0), known()
-            for name, (method, rounds) in both(model, rows=100, epochs=size.epochs, share=0.75).items():
+            for name, (method, rounds) in both(
+                model, rows=100, epochs=size.epochs, share=0.75
+            ).items():
                 report(f"{name}, seed {seed + 1} of {size.seeds}")
-                paths[name].append(followed(method, model, data, rounds, seed=seed, share=0.75, channel=rand_k(k=3)))
+                paths[name].append(
+                    followed(
+                        method, model, data, rounds, seed=seed, share=0.75, channel=rand_k(k=3)
+                    )
+                )
     return _variance(paths, size.epochs)
 
 
@@ -115,12 +131,16 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
     model = first_step(data)
     channels = {"32 bits": identity(), "4 bits": dithering(levels=7)}
     rate = memory_rate(channels["4 bits"], model, data)
-    methods = both(model, rows=700, epochs=size.epochs, step_size=size.step_size, rate=rate, batch=20, inner=35)
+    methods = both(
+        model, rows=700, epochs=size.epochs, step_size=size.step_size, rate=rate, batch=20, inner=35
+    )
     paths: dict[str, Path] = {}
     for name, (method, rounds) in methods.items():
         for bits, channel in channels.items():
             report(f"{name} in {bits}, {rounds} rounds")
-            paths[f"{name}, {bits}"] = followed(method, model, data, rounds, seed=0, channel=channel)
+            paths[f"{name}, {bits}"] = followed(
+                method, model, data, rounds, seed=0, channel=channel
+            )
     return _digits(paths, size.epochs)
 
 
@@ -128,7 +148,10 @@ def run_compared(scale: Scale, report: Report) -> Reproduced:
     """Compressed EM with and without memories: the mean field against the bits that were sent."""
     size = COMPARED[scale]
     cells = [
-        (kind, share, codec) for kind in ("alike", "unlike") for share in size.shares for codec in list(CODECS)[: size.codecs]
+        (kind, share, codec)
+        for kind in ("alike", "unlike")
+        for share in size.shares
+        for codec in list(CODECS)[: size.codecs]
     ]
     found: dict[tuple[str, float, str, str], list[Path]] = {}
     with jax.enable_x64(True):
@@ -136,32 +159,55 @@ def run_compared(scale: Scale, report: Report) -> Reproduced:
             data = {"alike": points(seed, 20, spread=0.0), "unlike": points(seed, 20, spread=2.0)}
             model = tied()
             for kind, share, codec in cells:
-                report(f"{codec}, clients {kind}, {share:.0%} take part, seed {seed + 1} of {size.seeds}")
+                report(
+                    f"{codec}, clients {kind}, {share:.0%} take part, seed {seed + 1} of {size.seeds}"
+                )
                 rate = memory_rate(CODECS[codec], model, data[kind])
-                methods = {"memories": fedem(model, step_size=0.2, memory_rate=rate), "none": em(model, step_size=0.2)}
+                methods = {
+                    "memories": fedem(model, step_size=0.2, memory_rate=rate),
+                    "none": em(model, step_size=0.2),
+                }
                 for name, method in methods.items():
-                    path = followed(method, model, data[kind], size.rounds, seed=seed, share=share, channel=CODECS[codec])
+                    path = followed(
+                        method,
+                        model,
+                        data[kind],
+                        size.rounds,
+                        seed=seed,
+                        share=share,
+                        channel=CODECS[codec],
+                    )
                     found.setdefault((kind, share, codec, name), []).append(path)
     return _compared(found)
 
 
 def known() -> LatentModel:
     """Two components whose covariance is known."""
-    return gaussian_mixture(components=2, covariance="known", means=START, start_covariance=COVARIANCE)
+    return gaussian_mixture(
+        components=2, covariance="known", means=START, start_covariance=COVARIANCE
+    )
 
 
 def tied() -> LatentModel:
     """Two components with one covariance."""
-    return gaussian_mixture(components=2, covariance="tied", means=START, start_covariance=COVARIANCE)
+    return gaussian_mixture(
+        components=2, covariance="tied", means=START, start_covariance=COVARIANCE
+    )
 
 
 def points(seed: int, clients: int, *, spread: float, rows: int = 100) -> FederatedData:
-    """Clients with rows of the two components, in shares whose log-odds vary with the deviation `spread`."""
+    """Clients with rows of the two components, in shares whose log-odds vary with the deviation
+    `spread`.
+    """
     rng = np.random.default_rng(seed)
     odds = np.log(SHARES[1] / SHARES[0]) + spread * rng.normal(size=clients)
     of_second = rng.random((clients, rows)) < 1 / (1 + np.exp(-odds[:, None]))
-    x = MEANS[of_second.astype(int)] + rng.multivariate_normal(np.zeros(2), COVARIANCE, (clients, rows))
-    return FederatedData.from_arrays(x.reshape(-1, 2), np.zeros(clients * rows), np.repeat(np.arange(clients), rows))
+    x = MEANS[of_second.astype(int)] + rng.multivariate_normal(
+        np.zeros(2), COVARIANCE, (clients, rows)
+    )
+    return FederatedData.from_arrays(
+        x.reshape(-1, 2), np.zeros(clients * rows), np.repeat(np.arange(clients), rows)
+    )
 
 
 def components_of_digits(clients: int, dimensions: int = 20) -> FederatedData:
@@ -171,21 +217,29 @@ def components_of_digits(clients: int, dimensions: int = 20) -> FederatedData:
     x = x[:, x.any(axis=0)]
     x -= x.mean(0)
     _, axes = np.linalg.eigh(x.T @ x)
-    return FederatedData.from_rows(Rows(x @ axes[:, ::-1][:, :dimensions], data.rows.y), data.counts("train"), classes=10).subset(
-        np.arange(clients)
-    )
+    return FederatedData.from_rows(
+        Rows(x @ axes[:, ::-1][:, :dimensions], data.rows.y), data.counts("train"), classes=10
+    ).subset(np.arange(clients))
 
 
 def first_step(data: FederatedData, components: int = 10) -> LatentModel:
-    """The model at the start of the paper: statistics of all rows, given random rows as means and the covariance of all."""
-    moments = summarise(data, groups=1, at_least=1, seed=0)  # sums over clients, as the statistics are
+    """The model at the start of the paper: statistics of all rows, given random rows as means and
+    the covariance of all.
+    """
+    moments = summarise(
+        data, groups=1, at_least=1, seed=0
+    )  # sums over clients, as the statistics are
     shared = {"components": components, "second_moment": moments.second_moment}
-    model = gaussian_mixture(**shared, means=random_rows(data, components, seed=0), start_covariance=moments.covariance)
+    model = gaussian_mixture(
+        **shared, means=random_rows(data, components, seed=0), start_covariance=moments.covariance
+    )
     theta = model.init(jax.random.key(0), data.spec)
     found = over_all_rows(model, theta, whole(data.rows))
     theta, _ = model.maximise(found.statistics, theta)
     means, covariance = np.asarray(theta.means), np.asarray(theta.covariance)
-    return gaussian_mixture(**shared, weights=np.asarray(theta.weights), means=means, start_covariance=covariance)
+    return gaussian_mixture(
+        **shared, weights=np.asarray(theta.weights), means=means, start_covariance=covariance
+    )
 
 
 def both(
@@ -200,13 +254,20 @@ def both(
     reduced_batch: int = 5,
     inner: int = 20,
 ) -> dict[str, tuple[Algorithm, int]]:
-    """The two methods, and the rounds that make so many epochs when a share of the clients takes part in each."""
+    """The two methods, and the rounds that make so many epochs when a share of the clients takes
+    part in each.
+    """
     plain = epochs * rows / (batch * share)
     reduced = epochs * rows * inner / ((rows + 2 * reduced_batch * inner) * share)
     return {
-        "FedEM": (fedem(model, step_size=step_size, memory_rate=rate, batch_size=batch), round(plain)),
+        "FedEM": (
+            fedem(model, step_size=step_size, memory_rate=rate, batch_size=batch),
+            round(plain),
+        ),
         "VR-FedEM": (
-            vr_fedem(model, step_size=step_size, memory_rate=rate, batch_size=reduced_batch, inner=inner),
+            vr_fedem(
+                model, step_size=step_size, memory_rate=rate, batch_size=reduced_batch, inner=inner
+            ),
             round(reduced),
         ),
     }
@@ -244,8 +305,16 @@ def followed(
     for stop in np.unique(np.linspace(0, rounds, looks + 1).astype(int)):
         state, new = engine.advance(state, int(stop) - state.round)
         lines += new
-        seen.append((int(stop), *look(state.server.statistics, state.server.theta), state.server.theta.weights))
-    at, h, objective, weights = (np.asarray(column, np.float64) for column in zip(*seen, strict=True))
+        seen.append(
+            (
+                int(stop),
+                *look(state.server.statistics, state.server.theta),
+                state.server.theta.weights,
+            )
+        )
+    at, h, objective, weights = (
+        np.asarray(column, np.float64) for column in zip(*seen, strict=True)
+    )
     return Path(
         at.astype(int),
         h,
@@ -257,10 +326,14 @@ def followed(
 
 
 def _variance(paths: dict[str, list[Path]], epochs: int) -> Reproduced:
-    """The norms of H at the end; the variance of FedEM stays, that of VR-FedEM vanishes with the mean field."""
+    """The norms of H at the end; the variance of FedEM stays, that of VR-FedEM vanishes with the
+    mean field.
+    """
     ends = {name: np.array([_tail(path) for path in of]) for name, of in paths.items()}
     fields = {name: np.array([path.h[-1] for path in of]) for name, of in paths.items()}
-    rows = [row(f"norm of H, {name}, mean of the last tenth", values) for name, values in ends.items()]
+    rows = [
+        row(f"norm of H, {name}, mean of the last tenth", values) for name, values in ends.items()
+    ]
     rows += [row(f"norm of h, {name}, at the end", values) for name, values in fields.items()]
     ratio = float(ends["FedEM"].mean() / ends["VR-FedEM"].mean())
     claims = [Claim("norm of H, FedEM over VR-FedEM, at the end", ratio, 10.0, ratio > 10)]
@@ -300,11 +373,23 @@ def _compared(found: dict[tuple[str, float, str, str], list[Path]]) -> Reproduce
     for (kind, share, codec, name), paths in found.items():
         ends = np.array([path.h[-1] for path in paths])
         with_or_without = "with memories" if name == "memories" else "without memories"
-        rows.append(row(f"norm of h, {codec}, clients {kind}, {share:.0%} take part, {with_or_without}", ends))
+        rows.append(
+            row(
+                f"norm of h, {codec}, clients {kind}, {share:.0%} take part, {with_or_without}",
+                ends,
+            )
+        )
         if kind == "unlike" and codec.startswith("dithering"):
             worst, bound = (ends.max(), 1e-10) if name == "memories" else (ends.min(), 1e-3)
             holds = bool(worst < bound) if name == "memories" else bool(worst > bound)
-            claims.append(Claim(f"norm of h {with_or_without}, 4 bits, {share:.0%} take part", float(worst), bound, holds))
+            claims.append(
+                Claim(
+                    f"norm of h {with_or_without}, 4 bits, {share:.0%} take part",
+                    float(worst),
+                    bound,
+                    holds,
+                )
+            )
     return rows, claims, _against_bits(found)
 
 
@@ -314,26 +399,49 @@ def _tail(path: Path) -> float:
 
 
 def _field(chart: go.Figure, path: Path, epochs: int, column: int) -> None:
-    """Squared norms against epochs: H at each round, thinned to what a screen shows, and h where it was looked at."""
+    """Squared norms against epochs: H at each round, thinned to what a screen shows, and h where it
+    was looked at.
+    """
     rounds = np.arange(len(path.big_h))[:: max(len(path.big_h) // 500, 1)]
-    for name, at, values, colour in (("H", rounds, path.big_h[rounds], COLOURS[1]), ("h", path.rounds, path.h, COLOURS[0])):
-        line = go.Scatter(x=at * epochs / path.rounds[-1], y=values**2, name=name, line={"color": colour}, showlegend=column == 1)
+    for name, at, values, colour in (
+        ("H", rounds, path.big_h[rounds], COLOURS[1]),
+        ("h", path.rounds, path.h, COLOURS[0]),
+    ):
+        line = go.Scatter(
+            x=at * epochs / path.rounds[-1],
+            y=values**2,
+            name=name,
+            line={"color": colour},
+            showlegend=column == 1,
+        )
         chart.add_trace(line, row=1, col=column)
     chart.update_yaxes(type="log", row=1, col=column)
 
 
 def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
-    """The weights of the components and the norms, for each run without compression; the objective of all."""
+    """The weights of the components and the norms, for each run without compression; the objective
+    of all.
+    """
     plain = {name: path for name, path in paths.items() if name.endswith("32 bits")}
     titles = [text for name in plain for text in (f"weights, {name}", f"squared norms, {name}")]
     chart = make_subplots(cols=2 * len(plain) + 1, subplot_titles=[*titles, "objective"])
     for place, path in enumerate(plain.values()):
         for component, weights in enumerate(path.weights.T):
-            line = go.Scatter(x=path.rounds * epochs / path.rounds[-1], y=weights, name=str(component), showlegend=False)
+            line = go.Scatter(
+                x=path.rounds * epochs / path.rounds[-1],
+                y=weights,
+                name=str(component),
+                showlegend=False,
+            )
             chart.add_trace(line, row=1, col=2 * place + 1)
         _field(chart, path, epochs, 2 * place + 2)
     for (name, path), colour in zip(paths.items(), COLOURS, strict=True):
-        line = go.Scatter(x=path.rounds * epochs / path.rounds[-1], y=path.objective, name=name, line={"color": colour})
+        line = go.Scatter(
+            x=path.rounds * epochs / path.rounds[-1],
+            y=path.objective,
+            name=name,
+            line={"color": colour},
+        )
         chart.add_trace(line, row=1, col=2 * len(plain) + 1)
     chart.update_xaxes(title="epochs")
     chart.update_layout(title="Mixture of ten Gaussians, MNIST", template="plotly_white")
@@ -341,9 +449,13 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
 
 
 def _against_bits(found: dict[tuple[str, float, str, str], list[Path]]) -> go.Figure:
-    """The mean field of the first seed against bits; full lines with memories, dotted ones without."""
+    """The mean field of the first seed against bits; full lines with memories, dotted ones
+    without.
+    """
     kinds = ("alike", "unlike")
-    chart = make_subplots(cols=2, subplot_titles=[f"clients {kind}" for kind in kinds], shared_yaxes=True)
+    chart = make_subplots(
+        cols=2, subplot_titles=[f"clients {kind}" for kind in kinds], shared_yaxes=True
+    )
     colours: dict[str, str] = {}
     shown = max(share for _, share, _, _ in found)
     for (kind, share, codec, name), paths in found.items():
@@ -353,7 +465,9 @@ def _against_bits(found: dict[tuple[str, float, str, str], list[Path]]) -> go.Fi
         sent = np.append(0.0, np.cumsum(paths[0].bits))[paths[0].rounds]
         dash = "solid" if name == "memories" else "dot"
         label = codec if name == "memories" else f"{codec}, no memories"
-        line = go.Scatter(x=sent / 1e6, y=paths[0].h, name=label, line={"color": colour, "dash": dash})
+        line = go.Scatter(
+            x=sent / 1e6, y=paths[0].h, name=label, line={"color": colour, "dash": dash}
+        )
         chart.add_trace(line.update(showlegend=kind == "alike"), row=1, col=1 + kinds.index(kind))
     chart.update_xaxes(title="Mbit sent by all clients")
     chart.update_yaxes(type="log", title="norm of h", col=1)

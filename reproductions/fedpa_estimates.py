@@ -1,17 +1,21 @@
-"""How good a client's estimates are on least squares: bias and variance of its delta, and the quality of its samples.
+"""How good a client's estimates are on least squares: bias and variance of its delta, and the
+quality of its samples.
 
-Al-Shedivat et al. (2021), appendix A.1 with figure 3 and A.2 with figure 4: regressions of 500 rows with 10, 100 and 1,000
-features, made as scikit-learn's `make_regression` makes them (standard Gaussian features, ten that matter), with coefficients
-from 0 to 1 and noise of deviation 1; batches of ten rows, step 0.1, and 0.01 for 1,000 features. The paper shows curves without
-numbers and no scales; two choices are ours.
+Al-Shedivat et al. (2021), appendix A.1 with figure 3 and A.2 with figure 4: regressions of 500 rows
+with 10, 100 and 1,000 features, made as scikit-learn's `make_regression` makes them (standard
+Gaussian features, ten that matter), with coefficients from 0 to 1 and noise of deviation 1; batches
+of ten rows, step 0.1, and 0.01 for 1,000 features. The paper shows curves without numbers and no
+scales; two choices are ours.
 
-The scale of a delta is the server's step, so the bias is that of its direction: |m/|m| - D/|D||, m the mean delta over chains
-and D the exact one, Sigma^-1 (theta - mu) with Sigma^-1 = X'X; what the noise of m adds is taken off. The variance is in units
-of |m|^2. And minibatches are independent draws, as in the theory of averaged iterates (`kernels.iasg`). FedPA makes 100 steps
-of burn-in (500 with 1,000 features), then takes samples of 50 steps; with samples from the way to the mode the covariance would
-be that of the way.
+The scale of a delta is the server's step, so the bias is that of its direction: |m/|m| - D/|D||, m
+the mean delta over chains and D the exact one, Sigma^-1 (theta - mu) with Sigma^-1 = X'X; what the
+noise of m adds is taken off. The variance is in units of |m|^2. And minibatches are independent
+draws, as in the theory of averaged iterates (`kernels.iasg`). FedPA makes 100 steps of burn-in (500
+with 1,000 features), then takes samples of 50 steps; with samples from the way to the mode the
+covariance would be that of the way.
 
-Figure 4's effective sample size of l samples is (sum w)^2 / sum w^2 with w the posterior density of each.
+Figure 4's effective sample size of l samples is (sum w)^2 / sum w^2 with w the posterior density of
+each.
 """
 
 from functools import partial
@@ -40,7 +44,9 @@ FEWEST_CHAINS = 4
 
 
 class Size(NamedTuple):
-    """How large a run is: data sets and starts of each number of features, chains from each start, and samples of a chain."""
+    """How large a run is: data sets and starts of each number of features, chains from each start,
+    and samples of a chain.
+    """
 
     problems: int
     starts: int
@@ -75,32 +81,82 @@ def run_bias(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.F
             corrected[features, rho] = _mean([one[1][rho] for one in found])
     rows, claims = [], []
     for features in RATES:
-        plain, chosen = averaged[features], corrected[features, RHOS[-1] if features > ROWS else 1.0]
+        plain, chosen = (
+            averaged[features],
+            corrected[features, RHOS[-1] if features > ROWS else 1.0],
+        )
         steps = 10 * size.samples
         rows += [
-            Row(f"bias of FedAvg after 10 steps, {features} features", None, float(plain.bias[0]), None, size.problems),
-            Row(f"bias of FedAvg after {steps} steps, {features} features", None, float(plain.bias[-1]), None, size.problems),
+            Row(
+                f"bias of FedAvg after 10 steps, {features} features",
+                None,
+                float(plain.bias[0]),
+                None,
+                size.problems,
+            ),
+            Row(
+                f"bias of FedAvg after {steps} steps, {features} features",
+                None,
+                float(plain.bias[-1]),
+                None,
+                size.problems,
+            ),
         ]
         for rho in RHOS:
             end = corrected[features, rho]
-            rows.append(Row(f"bias of FedPA, rho {rho:g}, {features} features", None, float(end.bias[-1]), None, size.problems))
             rows.append(
-                Row(f"variance of FedPA, rho {rho:g}, {features} features", None, float(end.variance[-1]), None, size.problems)
+                Row(
+                    f"bias of FedPA, rho {rho:g}, {features} features",
+                    None,
+                    float(end.bias[-1]),
+                    None,
+                    size.problems,
+                )
+            )
+            rows.append(
+                Row(
+                    f"variance of FedPA, rho {rho:g}, {features} features",
+                    None,
+                    float(end.variance[-1]),
+                    None,
+                    size.problems,
+                )
             )
         if features > 10:  # with ten features X'X is nearly a multiple of I, and nothing has a bias
             grows = float(plain.bias[-1] / plain.bias[0])
             falls = float(chosen.bias[-1] / chosen.bias[0])
-            claims.append(Claim(f"bias of FedAvg, {steps} steps over 10, {features} features", grows, 1.0, grows > 1))
-            claims.append(Claim(f"bias of FedPA, {size.samples} samples over one, {features} features", falls, 1.0, falls < 1))
+            claims.append(
+                Claim(
+                    f"bias of FedAvg, {steps} steps over 10, {features} features",
+                    grows,
+                    1.0,
+                    grows > 1,
+                )
+            )
+            claims.append(
+                Claim(
+                    f"bias of FedPA, {size.samples} samples over one, {features} features",
+                    falls,
+                    1.0,
+                    falls < 1,
+                )
+            )
             rises = float(chosen.variance.max() / chosen.variance[1])
             claims.append(
-                Claim(f"largest variance of FedPA over that of two samples, {features} features", rises, 1.0, rises > 1)
+                Claim(
+                    f"largest variance of FedPA over that of two samples, {features} features",
+                    rises,
+                    1.0,
+                    rises > 1,
+                )
             )
     return rows, claims, _bias_figure(averaged, corrected, size)
 
 
 def run_ess(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
-    """Figure 4: the effective share of samples against burn-in, steps a sample and the step size."""
+    """Figure 4: the effective share of samples against burn-in, steps a sample and the step
+    size.
+    """
     size = SIZES[scale]
     number, chains = 20, max(FEWEST_CHAINS, size.chains // 2)
     shares: dict[tuple[str, int, float], float] = {}
@@ -108,29 +164,62 @@ def run_ess(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Fi
         report(f"{features} features")
         iterates = {}
         for factor in (0.1, 1.0, 10.0):
-            found = [_iterates(features, seed, rate * factor, 500 + number * PASS, chains) for seed in range(size.problems)]
+            found = [
+                _iterates(features, seed, rate * factor, 500 + number * PASS, chains)
+                for seed in range(size.problems)
+            ]
             iterates[factor] = found
         for burn_in in (0, 100, 500):
-            shares["burn-in", features, burn_in] = _share(iterates[1.0], features, burn_in, PASS, number)
+            shares["burn-in", features, burn_in] = _share(
+                iterates[1.0], features, burn_in, PASS, number
+            )
         for steps in (1, 10, PASS):
-            shares["steps a sample", features, steps] = _share(iterates[1.0], features, 500, steps, number)
+            shares["steps a sample", features, steps] = _share(
+                iterates[1.0], features, 500, steps, number
+            )
         for factor, found in iterates.items():
-            shares["step size", features, rate * factor] = _share(found, features, 500, PASS, number)
+            shares["step size", features, rate * factor] = _share(
+                found, features, 500, PASS, number
+            )
     rows = [
-        Row(f"effective share of samples, {features} features, {kind} {value:g}", None, share, None, size.problems)
+        Row(
+            f"effective share of samples, {features} features, {kind} {value:g}",
+            None,
+            share,
+            None,
+            size.problems,
+        )
         for (kind, features, value), share in shares.items()
     ]
     claims = []
     for features in RATES:
         longer = shares["steps a sample", features, PASS] / shares["steps a sample", features, 1]
-        claims.append(Claim(f"effective share with {PASS} steps a sample over 1, {features} features", longer, 1.0, longer > 1))
+        claims.append(
+            Claim(
+                f"effective share with {PASS} steps a sample over 1, {features} features",
+                longer,
+                1.0,
+                longer > 1,
+            )
+        )
     # With fewer features the path comes to rest within its first sample.
     burnt = shares["burn-in", 1000, 500] / shares["burn-in", 1000, 0]
-    claims.append(Claim("effective share with 500 steps of burn-in over none, 1000 features", burnt, 1.0, burnt > 1))
+    claims.append(
+        Claim(
+            "effective share with 500 steps of burn-in over none, 1000 features",
+            burnt,
+            1.0,
+            burnt > 1,
+        )
+    )
     fewer = shares["step size", 1000, RATES[1000]] / shares["step size", 10, RATES[10]]
     claims.append(Claim("effective share with 1000 features over 10", fewer, 1.0, fewer < 1))
     lost = shares["step size", 1000, 10 * RATES[1000]]
-    claims.append(Claim("effective share with 1000 features and step 0.1, which diverges", lost, 0.0, lost == 0))
+    claims.append(
+        Claim(
+            "effective share with 1000 features and step 0.1, which diverges", lost, 0.0, lost == 0
+        )
+    )
     return rows, claims, _ess_figure(shares)
 
 
@@ -144,7 +233,9 @@ def problem(features: int, seed: int) -> Rows:
 
 
 def error_of(deltas: np.ndarray, exact: np.ndarray) -> Error:
-    """Bias of the direction and relative variance, along the path, of deltas as (starts, chains, path, d)."""
+    """Bias of the direction and relative variance, along the path, of deltas as (starts, chains,
+    path, d).
+    """
     chains = deltas.shape[1]
     mean = deltas.mean(1)
     length = np.linalg.norm(mean, axis=-1)
@@ -169,8 +260,14 @@ def _paths(
     rho: Float[Array, ""],
     plan: Averaging,
     number: int,
-) -> tuple[Float[Array, "starts chains path d"], Float[Array, "starts chains path d"], Float[Array, "starts chains path d"]]:
-    """FedPA's delta after each sample, FedAvg's after as many steps, and the samples. Any-time: one chain has all numbers."""
+) -> tuple[
+    Float[Array, "starts chains path d"],
+    Float[Array, "starts chains path d"],
+    Float[Array, "starts chains path d"],
+]:
+    """FedPA's delta after each sample, FedAvg's after as many steps, and the samples. Any-time: one
+    chain has all numbers.
+    """
 
     def one(key, start):
         local = (key, data, _GRADIENT, optax.sgd(rate), plan)
@@ -191,17 +288,28 @@ def _paths(
 def _deltas(features: int, seed: int, size: Size) -> tuple[Error, dict[float, Error]]:
     """FedAvg's errors after 10, 20, ... steps; FedPA's after each sample, by rho."""
     rows = problem(features, seed)
-    starts = np.random.default_rng([1, features, seed]).normal(size=(size.starts, features)).astype(np.float32)
+    starts = (
+        np.random.default_rng([1, features, seed])
+        .normal(size=(size.starts, features))
+        .astype(np.float32)
+    )
     x, y = rows.x.astype(np.float64), rows.y.astype(np.float64)
     exact = (starts @ x.T - y) @ x
     chains = max(FEWEST_CHAINS, size.chains // 2) if features > ROWS else size.chains
     keys = jax.random.split(jax.random.key(seed), (size.starts, chains))
     common = (keys, whole(rows), jnp.asarray(starts), jnp.float32(RATES[features]))
-    short, long = Averaging(BATCH, 0, 10, "independent"), Averaging(BATCH, BURN_IN[features], PASS, "independent")
-    plain = error_of(np.asarray(_paths(*common, jnp.float32(0.0), short, size.samples)[1], np.float64), exact)
+    short, long = (
+        Averaging(BATCH, 0, 10, "independent"),
+        Averaging(BATCH, BURN_IN[features], PASS, "independent"),
+    )
+    plain = error_of(
+        np.asarray(_paths(*common, jnp.float32(0.0), short, size.samples)[1], np.float64), exact
+    )
     found = {}
     for rho in RHOS:
-        found[rho] = error_of(np.asarray(_paths(*common, jnp.float32(rho), long, size.samples)[0], np.float64), exact)
+        found[rho] = error_of(
+            np.asarray(_paths(*common, jnp.float32(rho), long, size.samples)[0], np.float64), exact
+        )
     return plain, found
 
 
@@ -210,7 +318,11 @@ def _iterates(features: int, seed: int, rate: float, steps: int, chains: int) ->
     start = np.random.default_rng([1, features, seed]).normal(size=(1, features)).astype(np.float32)
     keys = jax.random.split(jax.random.key(seed), (1, chains))
     plan = Averaging(BATCH, 0, 1, "independent")
-    return np.asarray(_walked(keys, whole(problem(features, seed)), jnp.asarray(start), jnp.float32(rate), plan, steps)[0])
+    return np.asarray(
+        _walked(
+            keys, whole(problem(features, seed)), jnp.asarray(start), jnp.float32(rate), plan, steps
+        )[0]
+    )
 
 
 @partial(jax.jit, static_argnames=("plan", "steps"))
@@ -235,7 +347,9 @@ def _walked(
 
 
 def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, number: int) -> float:
-    """The effective share of samples that are means of `steps` iterates; none of chains that diverged."""
+    """The effective share of samples that are means of `steps` iterates; none of chains that
+    diverged.
+    """
     shares = []
     for seed, iterates in enumerate(found):
         rows = problem(features, seed)
@@ -243,16 +357,26 @@ def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, num
         samples = samples.reshape(len(samples), number, steps, features).mean(2)
         with np.errstate(over="ignore", invalid="ignore"):
             log_weight = -0.5 * np.sum((samples @ rows.x.T - rows.y) ** 2, -1)
-        good = np.all(np.isfinite(log_weight), -1) & (np.abs(log_weight).max(-1, initial=0.0) < 1e30)
-        shares.append(np.mean(np.where(good, effective(np.where(good[:, None], log_weight, 0.0)) / number, 0.0)))
+        good = np.all(np.isfinite(log_weight), -1) & (
+            np.abs(log_weight).max(-1, initial=0.0) < 1e30
+        )
+        shares.append(
+            np.mean(
+                np.where(good, effective(np.where(good[:, None], log_weight, 0.0)) / number, 0.0)
+            )
+        )
     return float(np.mean(shares))
 
 
 def _mean(errors: list[Error]) -> Error:
-    return Error(np.mean([one.bias for one in errors], 0), np.mean([one.variance for one in errors], 0))
+    return Error(
+        np.mean([one.bias for one in errors], 0), np.mean([one.variance for one in errors], 0)
+    )
 
 
-def _bias_figure(averaged: dict[int, Error], corrected: dict[tuple[int, float], Error], size: Size) -> go.Figure:
+def _bias_figure(
+    averaged: dict[int, Error], corrected: dict[tuple[int, float], Error], size: Size
+) -> go.Figure:
     titles = ["FedAvg: local steps", "FedPA, rho = 1: samples", "FedPA: rho"]
     chart = make_subplots(rows=2, cols=3, column_titles=titles, row_titles=["bias", "variance"])
     samples = np.arange(1, size.samples + 1)
@@ -261,13 +385,23 @@ def _bias_figure(averaged: dict[int, Error], corrected: dict[tuple[int, float], 
         curves = [
             (10 * samples, averaged[features]),
             (samples, corrected[features, 1.0]),
-            (np.array(RHOS), Error(np.array([end.bias[-1] for end in ends]), np.array([end.variance[-1] for end in ends]))),
+            (
+                np.array(RHOS),
+                Error(
+                    np.array([end.bias[-1] for end in ends]),
+                    np.array([end.variance[-1] for end in ends]),
+                ),
+            ),
         ]
         for column, (x, error) in enumerate(curves, start=1):
             for line, values in enumerate(error, start=1):
-                curve = go.Scatter(x=x, y=values, name=f"{features} features", line={"color": colour})
+                curve = go.Scatter(
+                    x=x, y=values, name=f"{features} features", line={"color": colour}
+                )
                 chart.add_trace(curve.update(showlegend=column == line == 1), row=line, col=column)
-    chart.update_layout(title="Bias and variance of a client's delta on least squares", template="plotly_white")
+    chart.update_layout(
+        title="Bias and variance of a client's delta on least squares", template="plotly_white"
+    )
     chart.update_xaxes(type="log")
     return chart
 
@@ -277,9 +411,20 @@ def _ess_figure(shares: dict[tuple[str, int, float], float]) -> go.Figure:
     chart = make_subplots(cols=len(kinds), subplot_titles=kinds, shared_yaxes=True)
     for column, kind in enumerate(kinds, start=1):
         for features, colour in COLOURS.items():
-            points = [(value, share) for (which, number, value), share in shares.items() if (which, number) == (kind, features)]
+            points = [
+                (value, share)
+                for (which, number, value), share in shares.items()
+                if (which, number) == (kind, features)
+            ]
             x, y = zip(*points, strict=True)
-            curve = go.Scatter(x=[str(value) for value in x], y=y, name=f"{features} features", line={"color": colour})
+            curve = go.Scatter(
+                x=[str(value) for value in x],
+                y=y,
+                name=f"{features} features",
+                line={"color": colour},
+            )
             chart.add_trace(curve.update(showlegend=column == 1), row=1, col=column)
-    chart.update_layout(title="Effective share of the samples of averaged iterates", template="plotly_white")
+    chart.update_layout(
+        title="Effective share of the samples of averaged iterates", template="plotly_white"
+    )
     return chart

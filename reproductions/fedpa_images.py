@@ -1,16 +1,20 @@
-"""FedAvg with one and with several local epochs, and FedPA, on digits by writer with a convolutional network.
+"""FedAvg with one and with several local epochs, and FedPA, on digits by writer with a
+convolutional network.
 
-Al-Shedivat et al. (2021), table 3a, at our scale: the 539 writers of MNIST instead of 3,400 of EMNIST-62, images of 14 x 14
-pixels, a small network, and fewer rounds. A sample of FedPA is the mean over one epoch. Two thirds of the writers train, ten at
-a time; of the others, a third is for choosing settings and the rest is reported on. As in the paper FedPA takes the optimisers
-of FedAvg-ME, chosen first, and a rho of its own; its burn-in rounds are those of FedAvg-ME. Accuracies are running means over
-ten rounds.
+Al-Shedivat et al. (2021), table 3a, at our scale: the 539 writers of MNIST instead of 3,400 of
+EMNIST-62, images of 14 x 14 pixels, a small network, and fewer rounds. A sample of FedPA is the
+mean over one epoch. Two thirds of the writers train, ten at a time; of the others, a third is for
+choosing settings and the rest is reported on. As in the paper FedPA takes the optimisers of
+FedAvg-ME, chosen first, and a rho of its own; its burn-in rounds are those of FedAvg-ME. Accuracies
+are running means over ten rounds.
 
-In our hands FedPA-ME does not overtake FedAvg-ME at the quick scale, and why was looked at, with eight writers after 14 rounds:
-88 % of the variance of a writer's five samples lies along the line from the first to the last of them. They are points on the
-way to the writer's optimum and no draws around it, so that Sigma is large along the way: with rho = 1 the delta is a quarter
-shorter than (theta - mean) / rho_l and turned by no more than 14 degrees. Independent minibatches change nothing in this (85 %);
-samples from around an optimum need more local steps before the first of them than a round like these has.
+In our hands FedPA-ME does not overtake FedAvg-ME at the quick scale, and why was looked at, with
+eight writers after 14 rounds: 88 % of the variance of a writer's five samples lies along the line
+from the first to the last of them. They are points on the way to the writer's optimum and no draws
+around it, so that Sigma is large along the way: with rho = 1 the delta is a quarter shorter than
+(theta - mean) / rho_l and turned by no more than 14 degrees. Independent minibatches change nothing
+in this (85 %); samples from around an optimum need more local steps before the first of them than a
+round like these has.
 """
 
 from typing import Any, NamedTuple, TypeVar, cast
@@ -41,7 +45,9 @@ Setting = TypeVar("Setting")
 
 
 class Size(NamedTuple):
-    """How large a run is; rates are the steps of clients and server that FedAvg-ME may choose from."""
+    """How large a run is; rates are the steps of clients and server that FedAvg-ME may choose
+    from.
+    """
 
     seeds: int
     rounds: int
@@ -56,7 +62,17 @@ class Size(NamedTuple):
 
 SIZES: dict[Scale, Size] = {
     "quick": Size(1, 40, 10, 5, 60, (8,), ((0.02, 0.5),), (0.1, 1.0), (0.85, 0.9)),
-    "full": Size(3, 150, 30, 5, 200, (16,), ((0.02, 0.5), (0.02, 1.0), (0.05, 0.5)), (0.01, 0.1, 1.0), (0.9, 0.94)),
+    "full": Size(
+        3,
+        150,
+        30,
+        5,
+        200,
+        (16,),
+        ((0.02, 0.5), (0.02, 1.0), (0.05, 0.5)),
+        (0.01, 0.1, 1.0),
+        (0.9, 0.94),
+    ),
 }
 
 
@@ -69,7 +85,9 @@ class Writers(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Running means of the accuracy over ten rounds, from the tenth round on: of writers for choosing, and of the rest."""
+    """Running means of the accuracy over ten rounds, from the tenth round on: of writers for
+    choosing, and of the rest.
+    """
 
     chosen_by: np.ndarray
     reported: np.ndarray
@@ -83,7 +101,10 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     for seed in range(size.seeds):
         writers = divided(size, seed)
         report(f"FedAvg, seed {seed + 1} of {size.seeds}")
-        tried = {rates: curve(averaging(size, rates, size.epochs), writers, size, seed) for rates in size.rates}
+        tried = {
+            rates: curve(averaging(size, rates, size.epochs), writers, size, seed)
+            for rates in size.rates
+        }
         rates = best(tried)
         found["FedAvg-ME"].append(tried[rates])
         once = {each: curve(averaging(size, each, 1), writers, size, seed) for each in size.rates}
@@ -94,25 +115,44 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
         settings |= {"client's step": rates[0], "server's step": rates[1], "rho": best(shrunk)}
     rows: list[Row] = []
     for name, curves in found.items():
-        rows.append(row(f"accuracy at the end, %, {name}", np.array([100 * one.reported[-1] for one in curves]), PAPER[name]))
+        rows.append(
+            row(
+                f"accuracy at the end, %, {name}",
+                np.array([100 * one.reported[-1] for one in curves]),
+                PAPER[name],
+            )
+        )
         for target in size.targets:
             rounds = [rounds_to(one.reported, target) for one in curves]
             never = "" if None not in rounds else f" (of {rounds.count(None)} seeds more than all)"
             counts = np.array([size.rounds if one is None else one for one in rounds], float)
             rows.append(row(f"rounds to {100 * target:g} %, {name}{never}", counts))
-    rows += [Row(f"{name} that was chosen last", None, value, None, 1) for name, value in settings.items()]
+    rows += [
+        Row(f"{name} that was chosen last", None, value, None, 1)
+        for name, value in settings.items()
+    ]
     return rows, [overtaking(found, size)], figure(found, size)
 
 
 def overtaking(found: dict[str, list[Curve]], size: Size) -> Claim:
-    """Rounds in which FedPA-ME reaches the best of FedAvg-ME, over those of FedAvg-ME; as if twice all where it never does."""
+    """Rounds in which FedPA-ME reaches the best of FedAvg-ME, over those of FedAvg-ME; as if twice
+    all where it never does.
+    """
     ratios = []
     for plain, ours in zip(found["FedAvg-ME"], found["FedPA-ME"], strict=True):
         highest = float(plain.reported.max())
-        needed, reached = cast("int", rounds_to(plain.reported, highest)), rounds_to(ours.reported, highest)
+        needed, reached = (
+            cast("int", rounds_to(plain.reported, highest)),
+            rounds_to(ours.reported, highest),
+        )
         ratios.append((2 * size.rounds if reached is None else reached) / needed)
     ratio = float(np.mean(ratios))
-    return Claim("rounds of FedPA-ME to the best accuracy of FedAvg-ME over those of FedAvg-ME", ratio, 1.0, ratio < 1)
+    return Claim(
+        "rounds of FedPA-ME to the best accuracy of FedAvg-ME over those of FedAvg-ME",
+        ratio,
+        1.0,
+        ratio < 1,
+    )
 
 
 def divided(size: Size, seed: int) -> Writers:
@@ -134,7 +174,13 @@ def averaging(size: Size, rates: tuple[float, float], epochs: int) -> Algorithm:
 
 def posterior(size: Size, rates: tuple[float, float], rho: float) -> Algorithm:
     """FedPA with the same optimisers and as many epochs, one a sample."""
-    return fedpa(_network(size), samples=size.epochs, rho=rho, burn_in_rounds=size.burn_in, **_optimizers(rates))
+    return fedpa(
+        _network(size),
+        samples=size.epochs,
+        rho=rho,
+        burn_in_rounds=size.burn_in,
+        **_optimizers(rates),
+    )
 
 
 def curve(method: Algorithm, writers: Writers, size: Size, seed: int) -> Curve:
@@ -148,7 +194,10 @@ def curve(method: Algorithm, writers: Writers, size: Size, seed: int) -> Curve:
             break
         accuracy = cast("Mean", engine.evaluate(state, "train", writers.others)["accuracy"])
         total, count = (np.asarray(leaf, np.float64) for leaf in jax.device_get(accuracy))
-        shares[at] = [total[group].sum() / count[group].sum() for group in (writers.for_choosing, ~writers.for_choosing)]
+        shares[at] = [
+            total[group].sum() / count[group].sum()
+            for group in (writers.for_choosing, ~writers.for_choosing)
+        ]
     return Curve(*running_mean(shares).T)
 
 
@@ -187,8 +236,14 @@ def figure(found: dict[str, list[Curve]], size: Size) -> go.Figure:
     for name, curves in found.items():
         for place, one in enumerate(curves):
             x = np.arange(WINDOW, size.rounds + 1)
-            line = go.Scatter(x=x, y=one.reported, name=name, legendgroup=name, line={"color": COLOURS[name]})
+            line = go.Scatter(
+                x=x, y=one.reported, name=name, legendgroup=name, line={"color": COLOURS[name]}
+            )
             chart.add_trace(line.update(showlegend=place == 0))
     chart.add_vline(x=size.burn_in, line={"dash": "dot", "color": "#7f7f7f"})
-    chart.update_layout(title="Accuracy with writers who did not train", template="plotly_white", xaxis_title="round")
+    chart.update_layout(
+        title="Accuracy with writers who did not train",
+        template="plotly_white",
+        xaxis_title="round",
+    )
     return chart

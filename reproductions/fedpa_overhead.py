@@ -1,11 +1,13 @@
-"""What a client of FedPA costs beside one of FedAvg with the same steps, and beside solving with the covariance.
+"""What a client of FedPA costs beside one of FedAvg with the same steps, and beside solving with
+the covariance.
 
-Al-Shedivat et al. (2021), table 1: linear regressions with 100 to 100,000 features, 5 samples of 100 local steps each. The size
-of the paper's minibatches is not given; ours are 32 of 500 rows. What FedPA adds to a step is one sum of parameters, so that its
-share is the larger the smaller the minibatches are: with ten rows it was measured as 6 to 7 % at 100,000 features.
+Al-Shedivat et al. (2021), table 1: linear regressions with 100 to 100,000 features, 5 samples of
+100 local steps each. The size of the paper's minibatches is not given; ours are 32 of 500 rows.
+What FedPA adds to a step is one sum of parameters, so that its share is the larger the smaller the
+minibatches are: with ten rows it was measured as 6 to 7 % at 100,000 features.
 
-Clients take turns, so that whatever else the machine does falls on all of them alike; the seconds are those of the process, not
-of the clock, and ratios are medians over the turns.
+Clients take turns, so that whatever else the machine does falls on all of them alike; the seconds
+are those of the process, not of the clock, and ratios are medians over the turns.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,9 @@ COLOURS = {"FedAvg": "#1f6fb2", "FedPA": "#d1733b", "dense": "#7f7f7f"}
 
 
 class Size(NamedTuple):
-    """How large a run is: turns by the number of features, and the most features that the dense solver gets."""
+    """How large a run is: turns by the number of features, and the most features that the dense
+    solver gets.
+    """
 
     turns: dict[int, int]
     most_dense: int
@@ -56,21 +60,42 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
         paper = PAPER.get(features, {})
         for name, values in seconds[features].items():
             rows.append(
-                Row(f"milliseconds, {name}, {features} features", paper.get(name), 1e3 * float(np.median(values)), None, 1)
+                Row(
+                    f"milliseconds, {name}, {features} features",
+                    paper.get(name),
+                    1e3 * float(np.median(values)),
+                    None,
+                    1,
+                )
             )
             ratios[features, name] = float(np.median(values / seconds[features]["FedAvg"]))
         for name in list(seconds[features])[1:]:
             published = 100 * (paper[name] / paper["FedAvg"] - 1) if name in paper else None
             rows.append(
-                Row(f"% more than FedAvg, {name}, {features} features", published, 100 * ratios[features, name] - 100, None, 1)
+                Row(
+                    f"% more than FedAvg, {name}, {features} features",
+                    published,
+                    100 * ratios[features, name] - 100,
+                    None,
+                    1,
+                )
             )
     largest = max(size.turns)
     more = ratios[largest, "FedPA"] - 1
-    claims = [Claim(f"share that FedPA adds to FedAvg, {largest} features", more, 0.05, more <= 0.05)]
+    claims = [
+        Claim(f"share that FedPA adds to FedAvg, {largest} features", more, 0.05, more <= 0.05)
+    ]
     for features in size.turns:
         if 1000 <= features <= size.most_dense:
             faster = ratios[features, "FedPA"] / ratios[features, "dense"]
-            claims.append(Claim(f"time of the recursion over the dense solver, {features} features", faster, 1.0, faster <= 1))
+            claims.append(
+                Claim(
+                    f"time of the recursion over the dense solver, {features} features",
+                    faster,
+                    1.0,
+                    faster <= 1,
+                )
+            )
     return rows, claims, figure(seconds)
 
 
@@ -79,19 +104,27 @@ def clients(features: int, *, with_dense: bool) -> dict[str, Callable[[], object
     rng = np.random.default_rng(0)
     x = rng.standard_normal((ROWS, features), np.float32)
     data = whole(Rows(x, rng.standard_normal(ROWS, np.float32)))
-    spec = Spec(Rows(jax.ShapeDtypeStruct((features,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)))
+    spec = Spec(
+        Rows(jax.ShapeDtypeStruct((features,), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32))
+    )
     shared = {"client_optimizer": optax.sgd(0.1 / features), "batch_size": BATCH}
     made = {
         "FedAvg": fedavg(linear(), steps=SAMPLES * STEPS, **shared),
         "FedPA": fedpa(linear(), samples=SAMPLES, steps_per_sample=STEPS, **shared),
     }
     if with_dense:
-        made["dense"] = fedpa(linear(), samples=SAMPLES, steps_per_sample=STEPS, solver="dense", **shared)
+        made["dense"] = fedpa(
+            linear(), samples=SAMPLES, steps_per_sample=STEPS, solver="dense", **shared
+        )
     rounds: dict[str, Callable[[], object]] = {}
     for name, method in made.items():
         down = method.broadcast(method.init(jax.random.key(0), spec))
-        compiled = jax.jit(lambda key, down, data, method=method: method.client(key, down, None, data).up)
-        rounds[name] = lambda compiled=compiled, down=down: jax.block_until_ready(compiled(jax.random.key(1), down, data))
+        compiled = jax.jit(
+            lambda key, down, data, method=method: method.client(key, down, None, data).up
+        )
+        rounds[name] = lambda compiled=compiled, down=down: jax.block_until_ready(
+            compiled(jax.random.key(1), down, data)
+        )
     return rounds
 
 
@@ -112,10 +145,16 @@ def figure(seconds: dict[int, dict[str, np.ndarray]]) -> go.Figure:
     """Medians against the number of features."""
     chart = go.Figure()
     for name, colour in COLOURS.items():
-        points = [(features, 1e3 * float(np.median(of[name]))) for features, of in seconds.items() if name in of]
+        points = [
+            (features, 1e3 * float(np.median(of[name])))
+            for features, of in seconds.items()
+            if name in of
+        ]
         x, y = zip(*points, strict=True)
         chart.add_trace(go.Scatter(x=x, y=y, name=name, line={"color": colour}))
-    chart.update_layout(title="Milliseconds of a client's round", template="plotly_white", xaxis_title="features")
+    chart.update_layout(
+        title="Milliseconds of a client's round", template="plotly_white", xaxis_title="features"
+    )
     chart.update_xaxes(type="log")
     chart.update_yaxes(type="log")
     return chart

@@ -1,15 +1,18 @@
-"""FedPop as what statisticians know it for: generalised linear mixed models, every group of a table a client of its own.
+"""FedPop as what statisticians know it for: generalised linear mixed models, every group of a table
+a client of its own.
 
     sleepstudy      reaction times of 18 persons over days without sleep; random intercept and slope, correlated
     radon           log radon in homes of 85 counties; floor, and the county's uranium; random intercept
     contraception   use of it by women of 60 districts; age, town or country, children; random intercept, logistic
 
-FedPop is held against the maximum likelihood fit of the pooled table: exact for the linear models, and by Gauss-Hermite
-quadrature with 30 nodes for the logistic one, as R's glmer does with nAGQ = 30. Maxima are found by BFGS in double precision. For
-sleepstudy the numbers of lme4 (maximum likelihood) are in the column of the paper. The noise is learned as well. Standard errors
-are Louis', from the clients' own draws.
+FedPop is held against the maximum likelihood fit of the pooled table: exact for the linear models,
+and by Gauss-Hermite quadrature with 30 nodes for the logistic one, as R's glmer does with nAGQ =
+30. Maxima are found by BFGS in double precision. For sleepstudy the numbers of lme4 (maximum
+likelihood) are in the column of the paper. The noise is learned as well. Standard errors are
+Louis', from the clients' own draws.
 
-Days and milliseconds are divided by 5 and 25 on the way, which changes no fit but its units. Data come from COVEY_DATA_DIR.
+Days and milliseconds are divided by 5 and 25 on the way, which changes no fit but its units. Data
+come from COVEY_DATA_DIR.
 """
 
 from dataclasses import replace
@@ -38,7 +41,9 @@ NODES = 30
 
 
 class Case(NamedTuple):
-    """A table and its model. `units` are those of the outcome and of the features; `published` fits by the names of a table."""
+    """A table and its model. `units` are those of the outcome and of the features; `published` fits
+    by the names of a table.
+    """
 
     name: str
     outcome: Literal["number", "label"]
@@ -97,9 +102,14 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
 
 def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
     """FedPop's estimates with standard errors."""
-    model = mixed_linear(slopes=case.slopes) if case.outcome == "number" else mixed_logistic(slopes=case.slopes)
+    model = (
+        mixed_linear(slopes=case.slopes)
+        if case.outcome == "number"
+        else mixed_logistic(slopes=case.slopes)
+    )
     law = gaussian(covariance="full")
-    # Gradients are huge where the fit begins, at zero; a shorter memory of their squares forgets that in time.
+    # Gradients are huge where the fit begins, at zero; a shorter memory of their squares forgets
+    # that in time.
     ascent = optax.adam(optax.cosine_decay_schedule(0.1, rounds), b2=0.95)
     method = fedpop(
         model,
@@ -115,30 +125,53 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
     theta = engine.advance(engine.start(), rounds)[0].server.theta
     table = shared_effects(method, model, theta, data, effects=law, rounds=20)
     effects = _effects(case, data)
-    return table.drop([f"correlation[{one}, {other}]" for place, one in enumerate(effects) for other in effects[: place + 1]])
+    return table.drop(
+        [
+            f"correlation[{one}, {other}]"
+            for place, one in enumerate(effects)
+            for other in effects[: place + 1]
+        ]
+    )
 
 
 def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
     """The fit of the pooled table."""
     with jax.enable_x64(True):
-        groups = [jax.tree.map(lambda leaf: jnp.asarray(leaf, float), data.rows_of(at, "train")) for at in range(data.clients)]
+        groups = [
+            jax.tree.map(lambda leaf: jnp.asarray(leaf, float), data.rows_of(at, "train"))
+            for at in range(data.clients)
+        ]
         columns, effects = groups[0].x.shape[1] + 1, 1 + len(case.slopes)
         lower = np.tril_indices(effects, -1)
 
         def unpack(numbers):
             coefficients, rest = numbers[:columns], numbers[columns:]
-            root = jnp.diag(jnp.exp(rest[:effects])).at[lower].set(rest[effects : effects + len(lower[0])])
+            root = (
+                jnp.diag(jnp.exp(rest[:effects]))
+                .at[lower]
+                .set(rest[effects : effects + len(lower[0])])
+            )
             return Fit(coefficients, root, jnp.exp(rest[-1]))
 
         def loss(numbers):
             fit, log_marginal = unpack(numbers), _linear if case.outcome == "number" else _logistic
-            return -sum(log_marginal(fit, group, case.slopes) for group in groups) / len(data.rows.y)
+            return -sum(log_marginal(fit, group, case.slopes) for group in groups) / len(
+                data.rows.y
+            )
 
         start = np.zeros(columns + effects + len(lower[0]) + 1)
         gradient = jax.jit(jax.grad(loss))
-        found = minimize(jax.jit(loss), start, jac=gradient, method="BFGS", options={"gtol": 1e-6, "maxiter": 500})
+        found = minimize(
+            jax.jit(loss),
+            start,
+            jac=gradient,
+            method="BFGS",
+            options={"gtol": 1e-6, "maxiter": 500},
+        )
         if np.abs(gradient(found.x)).max() > 1e-4:
-            raise ValueError(f"{case.name}: the pooled fit did not end at a maximum: {found.message}")
+            raise ValueError(
+                f"{case.name}: the pooled fit did not end at a maximum: {found.message}"
+            )
         return unpack(jnp.asarray(found.x))
 
 
@@ -161,7 +194,10 @@ def _logistic(fit: Fit, group: Rows, slopes: tuple[int, ...]) -> Float[Array, ""
 def rescaled(data: FederatedData, units: tuple[float, float]) -> FederatedData:
     """Outcome and features divided by their units."""
     y, x = (np.float32(unit) for unit in units)
-    return replace(data, rows=Rows(data.rows.x / x, data.rows.y / y if data.spec.classes is None else data.rows.y))
+    return replace(
+        data,
+        rows=Rows(data.rows.x / x, data.rows.y / y if data.spec.classes is None else data.rows.y),
+    )
 
 
 def in_units(table: pd.DataFrame, case: Case) -> pd.DataFrame:
@@ -183,10 +219,17 @@ def tabulated(fit: Fit, case: Case, data: FederatedData) -> pd.DataFrame:
     deviation = np.sqrt(np.diag(covariance))
     effects = _effects(case, data)
     numbers = {"intercept": fit.coefficients[0]}
-    numbers |= {f"weights[{name}]": value for name, value in zip(_columns(data), fit.coefficients[1:], strict=True)}
-    numbers |= {"noise": fit.noise} | {f"deviation[{name}]": value for name, value in zip(effects, deviation, strict=True)}
+    numbers |= {
+        f"weights[{name}]": value
+        for name, value in zip(_columns(data), fit.coefficients[1:], strict=True)
+    }
+    numbers |= {"noise": fit.noise} | {
+        f"deviation[{name}]": value for name, value in zip(effects, deviation, strict=True)
+    }
     if len(effects) > 1:
-        numbers[f"correlation[{effects[0]}, {effects[1]}]"] = covariance[0, 1] / np.prod(deviation[:2])
+        numbers[f"correlation[{effects[0]}, {effects[1]}]"] = covariance[0, 1] / np.prod(
+            deviation[:2]
+        )
     return pd.DataFrame({"estimate": {name: float(value) for name, value in numbers.items()}})
 
 
@@ -195,23 +238,51 @@ def figure(tables: dict[str, pd.DataFrame]) -> go.Figure:
     chart = go.Figure()
     for name, table in tables.items():
         off = (table["estimate"] - table["pooled"]) / table["se"]
-        chart.add_trace(go.Bar(x=off, y=[f"{name}: {label}" for label in table.index], orientation="h", name=name))
-    chart.update_layout(title="FedPop beside the pooled fit, in standard errors", template="plotly_white", height=700)
+        chart.add_trace(
+            go.Bar(
+                x=off, y=[f"{name}: {label}" for label in table.index], orientation="h", name=name
+            )
+        )
+    chart.update_layout(
+        title="FedPop beside the pooled fit, in standard errors",
+        template="plotly_white",
+        height=700,
+    )
     chart.update_xaxes(title="difference / standard error", range=[-1, 1])
     return chart
 
 
 def _claims(case: Case, table: pd.DataFrame) -> list[Claim]:
-    """Fixed effects within 2 % (or a tenth of their standard error, if small), deviations and noise within 10 %."""
-    shared = table.loc[[name for name in table.index if not str(name).startswith(("deviation", "noise", "correlation"))]]
-    spread = table.loc[[name for name in table.index if str(name).startswith(("deviation", "noise"))]]
-    off = (shared["estimate"] - shared["pooled"]).abs() / np.maximum(shared["pooled"].abs(), 5 * shared["se"])
+    """Fixed effects within 2 % (or a tenth of their standard error, if small), deviations and noise
+    within 10 %.
+    """
+    shared = table.loc[
+        [
+            name
+            for name in table.index
+            if not str(name).startswith(("deviation", "noise", "correlation"))
+        ]
+    ]
+    spread = table.loc[
+        [name for name in table.index if str(name).startswith(("deviation", "noise"))]
+    ]
+    off = (shared["estimate"] - shared["pooled"]).abs() / np.maximum(
+        shared["pooled"].abs(), 5 * shared["se"]
+    )
     wide = (spread["estimate"] / spread["pooled"] - 1).abs()
     return [
         Claim(
-            f"{case.name}: fixed effects, largest difference to the pooled fit", float(off.max()), 0.02, bool(off.max() < 0.02)
+            f"{case.name}: fixed effects, largest difference to the pooled fit",
+            float(off.max()),
+            0.02,
+            bool(off.max() < 0.02),
         ),
-        Claim(f"{case.name}: deviations, largest difference", float(wide.max()), 0.1, bool(wide.max() < 0.1)),
+        Claim(
+            f"{case.name}: deviations, largest difference",
+            float(wide.max()),
+            0.1,
+            bool(wide.max() < 0.1),
+        ),
     ]
 
 

@@ -1,20 +1,26 @@
-"""FedPop on images: clients with few and with all of their images, calibration, and images of another kind.
+"""FedPop on images: clients with few and with all of their images, calibration, and images of
+another kind.
 
-Kotelevskii et al. (2022), section 5 and S3. Clients have images of S of the ten classes. A network of two convolutions and dense
-layers is shared up to its last layer, which is each client's own: the random effects of FedPop. FedSOUL is FedPop with the
-unadjusted Langevin algorithm, a Gaussian law of the effects whose mean and deviation are learned, and predictions that average
-over draws. It samples: the authors' configurations for images have no noise in the chain, and choose models by test accuracy.
+Kotelevskii et al. (2022), section 5 and S3. Clients have images of S of the ten classes. A network
+of two convolutions and dense layers is shared up to its last layer, which is each client's own: the
+random effects of FedPop. FedSOUL is FedPop with the unadjusted Langevin algorithm, a Gaussian law
+of the effects whose mean and deviation are learned, and predictions that average over draws. It
+samples: the authors' configurations for images have no noise in the chain, and choose models by
+test accuracy.
 
-All methods get the same rounds, cohorts and work: a client in a round takes the gradient of each of its rows `PASSES` times.
-FedRep's are ten for the head and one for the body, FedSOUL's ten transitions and one for phi, FedAvg's and local training's
-eleven epochs; APFL, with two gradients a step, has five epochs and a minibatch for alpha. Every method may choose from the same
-number of settings, on the validation rows of the first seed of the first cell with as many classes, and every run is scored where
-its validation accuracy was best of those looked at. Test rows choose nothing. What there is to choose from was explored at length
-for FedSOUL, less for FedRep and hardly for the others, on data of other seeds than those that are scored here.
+All methods get the same rounds, cohorts and work: a client in a round takes the gradient of each of
+its rows `PASSES` times. FedRep's are ten for the head and one for the body, FedSOUL's ten
+transitions and one for phi, FedAvg's and local training's eleven epochs; APFL, with two gradients a
+step, has five epochs and a minibatch for alpha. Every method may choose from the same number of
+settings, on the validation rows of the first seed of the first cell with as many classes, and every
+run is scored where its validation accuracy was best of those looked at. Test rows choose nothing.
+What there is to choose from was explored at length for FedSOUL, less for FedRep and hardly for the
+others, on data of other seeds than those that are scored here.
 
-Colour images have half their height and width, and the network is small: two cores allow no more, the numbers are below the
-paper's, and only the order of the methods can be compared. The quick scale has few clients and rounds and shows that everything
-runs; its order means little. The paper's figures have no numbers.
+Colour images have half their height and width, and the network is small: two cores allow no more,
+the numbers are below the paper's, and only the order of the methods can be compared. The quick
+scale has few clients and rounds and shows that everything runs; its order means little. The paper's
+figures have no numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,8 +61,15 @@ PASSES = 11
 BATCH = 10
 SMALL = 25  # training images of a client where they are few
 DEVIATION = 0.1  # of the effects, to start from; about that of a network's own first weights
-COLOURS = {"FedSOUL": "#1f6fb2", "FedRep": "#d1733b", "APFL": "#4f9d69", "FedAvg": "#b9b9b9", "Local": "#7f7f7f"}
-# Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body for FedRep.
+COLOURS = {
+    "FedSOUL": "#1f6fb2",
+    "FedRep": "#d1733b",
+    "APFL": "#4f9d69",
+    "FedAvg": "#b9b9b9",
+    "Local": "#7f7f7f",
+}
+# Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body
+# for FedRep.
 SETTINGS: dict[str, tuple[float, ...]] = {
     "FedSOUL": (0.03, 0.1),
     "FedRep": (0.1, 0.2),
@@ -73,7 +86,9 @@ Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 
 class Problem(NamedTuple):
-    """Clients with images of some `classes`: at most `most` to train on (None: all), and `few` for a share of the clients."""
+    """Clients with images of some `classes`: at most `most` to train on (None: all), and `few` for
+    a share of the clients.
+    """
 
     classes: int
     few: int | None = None
@@ -108,19 +123,45 @@ class Size(NamedTuple):
 
 
 FIRST_SEED = 10  # those below were used to look for settings
-QUICK = Size(seeds=1, clients=20, channels=(8, 16), hidden=(32,), halved=True, rounds=60, every=30, candidates=1)
-FULL = Size(seeds=3, clients=50, channels=(16, 32), hidden=(64,), halved=True, rounds=150, every=50, candidates=2)
+QUICK = Size(
+    seeds=1,
+    clients=20,
+    channels=(8, 16),
+    hidden=(32,),
+    halved=True,
+    rounds=60,
+    every=30,
+    candidates=1,
+)
+FULL = Size(
+    seeds=3,
+    clients=50,
+    channels=(16, 32),
+    hidden=(64,),
+    halved=True,
+    rounds=150,
+    every=50,
+    candidates=2,
+)
 
 
 def run_small(scale: Scale, report: Report) -> Reproduced:
-    """Figures 3 and S7: 5 or 10 training images for 10, 50 or 90 % of the clients, 25 for the others."""
+    """Figures 3 and S7: 5 or 10 training images for 10, 50 or 90 % of the clients, 25 for the
+    others.
+    """
     if scale == "quick":
         return small([Problem(5, 5, 0.9)], QUICK, report)
-    return small([Problem(s, few, share) for s in (5, 2) for few in (5, 10) for share in (0.5, 0.1, 0.9)], FULL, report)
+    return small(
+        [Problem(s, few, share) for s in (5, 2) for few in (5, 10) for share in (0.5, 0.1, 0.9)],
+        FULL,
+        report,
+    )
 
 
 def run_table(scale: Scale, report: Report) -> Reproduced:
-    """Table 2, CIFAR-10: all images, ten times as many as there are few, and so a network of half the width."""
+    """Table 2, CIFAR-10: all images, ten times as many as there are few, and so a network of half
+    the width.
+    """
     if scale == "quick":
         return table([Problem(2, most=60)], QUICK._replace(rounds=30, every=15), report)
     size = FULL._replace(seeds=1, channels=QUICK.channels, hidden=QUICK.hidden)
@@ -137,13 +178,23 @@ def run_calibration(scale: Scale, report: Report) -> Reproduced:
 def run_strange(scale: Scale, report: Report) -> Reproduced:
     """Figures 4 (left) and S8: predictive entropy of images of a kind that no client has seen."""
     digits = {Problem(5, images="mnist"): ("fashion_mnist", "notmnist")}
-    return strange(digits, QUICK, report) if scale == "quick" else strange(digits | {Problem(5): ("svhn",)}, FULL, report)
+    return (
+        strange(digits, QUICK, report)
+        if scale == "quick"
+        else strange(digits | {Problem(5): ("svhn",)}, FULL, report)
+    )
 
 
 def small(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     """Mean test accuracy over clients in each cell; FedSOUL should be above FedRep in all."""
-    scores = _accuracies(_grid(cells, ("FedSOUL", "FedRep", "APFL", "FedAvg"), size, report, _on_test))
-    rows = [row(f"accuracy, {name}, {cell.label}", values) for cell, of in scores.items() for name, values in of.items()]
+    scores = _accuracies(
+        _grid(cells, ("FedSOUL", "FedRep", "APFL", "FedAvg"), size, report, _on_test)
+    )
+    rows = [
+        row(f"accuracy, {name}, {cell.label}", values)
+        for cell, of in scores.items()
+        for name, values in of.items()
+    ]
     claims = [_beats(cell, of, "FedRep") for cell, of in scores.items()]
     return rows, claims, _bars(scores)
 
@@ -153,55 +204,89 @@ def table(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     scores = _accuracies(_grid(cells, tuple(COLOURS), size, report, _on_test))
     rows, claims = [], []
     for cell, of in scores.items():
-        rows += [row(f"accuracy, {name}, {cell.label}", of[name], TABLE[cell.classes][name] / 100) for name in of]
+        rows += [
+            row(f"accuracy, {name}, {cell.label}", of[name], TABLE[cell.classes][name] / 100)
+            for name in of
+        ]
         claims += [_beats(cell, of, name) for name in of if name != "FedSOUL"]
     return rows, claims, _bars(scores)
 
 
 def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
-    """The expected calibration error of all test rows together; FedSOUL's should be below FedRep's."""
+    """The expected calibration error of all test rows together; FedSOUL's should be below
+    FedRep's.
+    """
     found = _grid(cells, ("FedSOUL", "FedRep"), size, report, _on_test)
     rows, claims = [], []
     for cell, of in found.items():
-        errors = {name: np.array([one.pooled["ece"] for one in seeds]) for name, seeds in of.items()}
+        errors = {
+            name: np.array([one.pooled["ece"] for one in seeds]) for name, seeds in of.items()
+        }
         rows += [row(f"calibration error, {name}, {cell.label}", errors[name]) for name in of]
         rows += [
-            row(f"accuracy, {name}, {cell.label}", np.array([_accuracy(one) for one in seeds])) for name, seeds in of.items()
+            row(f"accuracy, {name}, {cell.label}", np.array([_accuracy(one) for one in seeds]))
+            for name, seeds in of.items()
         ]
         ratio = float(errors["FedSOUL"].mean() / errors["FedRep"].mean())
-        claims.append(Claim(f"calibration error of FedSOUL over FedRep, {cell.label}", ratio, 1.0, ratio < 1))
+        claims.append(
+            Claim(f"calibration error of FedSOUL over FedRep, {cell.label}", ratio, 1.0, ratio < 1)
+        )
     return rows, claims, _reliability(found)
 
 
 def strange(cells: dict[Problem, tuple[str, ...]], size: Size, report: Report) -> Reproduced:
     """AUROC of the entropy, a client's own test images against strange ones: the mean over clients.
 
-    The paper finds the two kinds of entropy well apart for MNIST, and not so clear for CIFAR-10 against SVHN: no claim there.
+    The paper finds the two kinds of entropy well apart for MNIST, and not so clear for CIFAR-10
+    against SVHN: no claim there.
     """
     rows, claims, curves = [], [], {}
     for cell, others in cells.items():
         pictures = {other: strangers(other, size) for other in others}
-        found = _grid([cell], ("FedSOUL", "FedRep"), size, report, lambda done, pictures=pictures: entropies(done, pictures))
+        found = _grid(
+            [cell],
+            ("FedSOUL", "FedRep"),
+            size,
+            report,
+            lambda done, pictures=pictures: entropies(done, pictures),
+        )
         for name, seeds in found[cell].items():
             for other in others:
-                areas = np.array([np.mean([auroc(one["own"], one[other]) for one in clients]) for clients in seeds])
-                rows.append(row(f"AUROC of the entropy, {name}, {cell.images} against {other}", areas))
+                areas = np.array(
+                    [
+                        np.mean([auroc(one["own"], one[other]) for one in clients])
+                        for clients in seeds
+                    ]
+                )
+                rows.append(
+                    row(f"AUROC of the entropy, {name}, {cell.images} against {other}", areas)
+                )
                 if name == "FedSOUL" and cell.images == "mnist":
                     area = float(areas.mean())
-                    claims.append(Claim(f"AUROC of FedSOUL's entropy, mnist against {other}", area, 0.75, area > 0.75))
+                    claims.append(
+                        Claim(
+                            f"AUROC of FedSOUL's entropy, mnist against {other}",
+                            area,
+                            0.75,
+                            area > 0.75,
+                        )
+                    )
         curves[cell] = found[cell]["FedSOUL"][0]
     return rows, claims, _histograms(curves)
 
 
 def images_of(problem: Problem, size: Size, seed: int) -> FederatedData:
-    """Clients' images: a fifth of each client's for validation, a fifth for the test, of the others as many as the problem says.
+    """Clients' images: a fifth of each client's for validation, a fifth for the test, of the others
+    as many as the problem says.
 
     The rows are divided among 100 clients whatever the size, so that a client is the same at each.
     """
     data = _divided(problem.images, problem.classes, seed)
     data = data.subset(np.arange(size.clients)).split(0.2, 0.2, seed=seed)
     if problem.most is not None:
-        data = data.limited(train_rows=problem.most, few_rows=problem.few, few_share=problem.share, seed=seed)
+        data = data.limited(
+            train_rows=problem.most, few_rows=problem.few, few_share=problem.share, seed=seed
+        )
     return halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
 
 
@@ -220,11 +305,12 @@ def strangers(name: str, size: Size, number: int = 500) -> np.ndarray:
 def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
     """A method with one of its settings, for clients with up to so many training rows.
 
-    FedSOUL's step is the variance that the law of the effects starts from: a chain then forgets in one step what no row speaks
-    of, and draws of a round are hardly correlated. Rows bend the posterior further, so many of them need a shorter step; the law
-    may become wider and not narrower, as then the step would be too long. With more than a few images phi moves along a pass
-    over minibatches at the client, as FedRep's body does; with few, once a round by Adam at the server. FedRep's head learns at
-    a quarter of its body's rate.
+    FedSOUL's step is the variance that the law of the effects starts from: a chain then forgets in
+    one step what no row speaks of, and draws of a round are hardly correlated. Rows bend the
+    posterior further, so many of them need a shorter step; the law may become wider and not
+    narrower, as then the step would be too long. With more than a few images phi moves along a pass
+    over minibatches at the client, as FedRep's body does; with few, once a round by Adam at the
+    server. FedRep's head learns at a quarter of its body's rate.
     """
     whole = cifar_cnn(channels=size.channels, hidden=size.hidden)
     cut = mixed_cifar_cnn(channels=size.channels, hidden=size.hidden)
@@ -238,7 +324,11 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
             cut,
             step_size=DEVIATION**2 * min(1.0, SMALL / rows),
             draws=PASSES - 1,
-            effects=gaussian(covariance="isotropic", initial_scale=DEVIATION, scale_bounds=(DEVIATION, 10 * DEVIATION)),
+            effects=gaussian(
+                covariance="isotropic",
+                initial_scale=DEVIATION,
+                scale_bounds=(DEVIATION, 10 * DEVIATION),
+            ),
             phi_rate=0.01 if many else None,
             batch_size=BATCH if many else None,
             phi_optimizer=None if many else optax.adam(3e-3),
@@ -254,19 +344,34 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
             body_epochs=1,
         )
     if name == "APFL":
-        return apfl(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES // 2, alpha=0.5, alpha_step=setting)
+        return apfl(
+            whole,
+            client_optimizer=sgd(setting),
+            batch_size=BATCH,
+            epochs=PASSES // 2,
+            alpha=0.5,
+            alpha_step=setting,
+        )
     make = {"FedAvg": fedavg, "Local": local}[name]
     return make(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES)
 
 
-def best(method: Algorithm, data: FederatedData, size: Size, seed: int, look: Callable[[Run], Looked]) -> tuple[float, Looked]:
+def best(
+    method: Algorithm, data: FederatedData, size: Size, seed: int, look: Callable[[Run], Looked]
+) -> tuple[float, Looked]:
     """The best validation accuracy on the way, and what `look` saw of the run there."""
-    done = run_method(method, data, rounds=size.every, seed=seed, cohort=uniform(size.cohort), progress=False)
+    done = run_method(
+        method, data, rounds=size.every, seed=seed, cohort=uniform(size.cohort), progress=False
+    )
     return best_of(done, size.rounds, size.every, _accuracy, look)
 
 
 def best_of(
-    done: Run, rounds: int, every: int, accuracy: Callable[[Evaluation], float], look: Callable[[Run], Looked]
+    done: Run,
+    rounds: int,
+    every: int,
+    accuracy: Callable[[Evaluation], float],
+    look: Callable[[Run], Looked],
 ) -> tuple[float, Looked]:
     """The same of a run that has begun, looked at now and each `every` rounds up to `rounds`."""
     highest = (accuracy(done.evaluate(split="validation")), look(done))
@@ -283,15 +388,28 @@ def entropies(done: Run, pictures: dict[str, np.ndarray]) -> list[dict[str, np.n
     number = int(data.counts("test").min())
     for start, client in zip(data.starts("test"), data.ids, strict=True):
         kinds = {"own": data.rows.x[start : start + number], **pictures}
-        found.append({kind: np.asarray(entropy(done.predict(x, client=int(client)))) for kind, x in kinds.items()})
+        found.append(
+            {
+                kind: np.asarray(entropy(done.predict(x, client=int(client))))
+                for kind, x in kinds.items()
+            }
+        )
     return found
 
 
 def _grid(
-    cells: list[Problem], methods: Sequence[str], size: Size, report: Report, look: Callable[[Run], Looked]
+    cells: list[Problem],
+    methods: Sequence[str],
+    size: Size,
+    report: Report,
+    look: Callable[[Run], Looked],
 ) -> dict[Problem, dict[str, list[Looked]]]:
-    """What `look` sees of each method in each cell, by seed. Settings are chosen at the first seed of a number of classes."""
-    found: dict[Problem, dict[str, list[Looked]]] = {cell: {name: [] for name in methods} for cell in cells}
+    """What `look` sees of each method in each cell, by seed. Settings are chosen at the first seed
+    of a number of classes.
+    """
+    found: dict[Problem, dict[str, list[Looked]]] = {
+        cell: {name: [] for name in methods} for cell in cells
+    }
     settings: dict[tuple[str, str, int], float] = {}
     for cell in cells:
         for seed in range(FIRST_SEED, FIRST_SEED + size.seeds):
@@ -300,13 +418,19 @@ def _grid(
             for name in methods:
                 report(f"{name} on {cell.label}, seed {seed - FIRST_SEED + 1} of {size.seeds}")
                 kind = (name, cell.images, cell.classes)
-                options = (settings[kind],) if kind in settings else SETTINGS[name][: size.candidates]
+                options = (
+                    (settings[kind],) if kind in settings else SETTINGS[name][: size.candidates]
+                )
                 tried: dict[float, tuple[float, Looked]] = {}
                 for option in options:
                     with suppress(Diverged):
-                        tried[option] = best(method_of(name, option, size, rows), data, size, seed, look)
+                        tried[option] = best(
+                            method_of(name, option, size, rows), data, size, seed, look
+                        )
                 if not tried:
-                    raise ValueError(f"{name} diverges on {cell.label} with each of its settings {options}")
+                    raise ValueError(
+                        f"{name} diverges on {cell.label} with each of its settings {options}"
+                    )
                 settings[kind] = max(tried, key=lambda option: tried[option][0])
                 found[cell][name].append(tried[settings[kind]][1])
     return found
@@ -321,15 +445,25 @@ def _accuracy(evaluation: Evaluation) -> float:
     return float(np.mean(evaluation.metrics["accuracy"].value()))
 
 
-def _accuracies(found: dict[Problem, dict[str, list[Evaluation]]]) -> dict[Problem, dict[str, np.ndarray]]:
-    return {cell: {name: np.array([_accuracy(one) for one in seeds]) for name, seeds in of.items()} for cell, of in found.items()}
+def _accuracies(
+    found: dict[Problem, dict[str, list[Evaluation]]],
+) -> dict[Problem, dict[str, np.ndarray]]:
+    return {
+        cell: {name: np.array([_accuracy(one) for one in seeds]) for name, seeds in of.items()}
+        for cell, of in found.items()
+    }
 
 
 def halved(data: FederatedData) -> FederatedData:
     """Each pixel the mean of four."""
     x = np.asarray(data.rows.x)
     count, height, width, channels = x.shape
-    x = x.reshape(count, height // 2, 2, width // 2, 2, channels).mean((2, 4)).round().astype(np.uint8)
+    x = (
+        x.reshape(count, height // 2, 2, width // 2, 2, channels)
+        .mean((2, 4))
+        .round()
+        .astype(np.uint8)
+    )
     rows = data.spec.rows._replace(x=jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     return replace(data, rows=Rows(x, data.rows.y), spec=data.spec._replace(rows=rows))
 
@@ -346,20 +480,37 @@ def _bars(scores: dict[Problem, dict[str, np.ndarray]]) -> go.Figure:
         values = [of[name] for of in scores.values()]
         bars = {"type": "data", "array": [spread(v) or 0.0 for v in values]}
         means, labels = [float(v.mean()) for v in values], [cell.label for cell in scores]
-        chart.add_trace(go.Bar(x=labels, y=means, error_y=bars, name=name, marker_color=COLOURS[name]))
-    chart.update_layout(title="Mean test accuracy over clients", template="plotly_white", barmode="group")
+        chart.add_trace(
+            go.Bar(x=labels, y=means, error_y=bars, name=name, marker_color=COLOURS[name])
+        )
+    chart.update_layout(
+        title="Mean test accuracy over clients", template="plotly_white", barmode="group"
+    )
     return chart
 
 
 def _reliability(found: dict[Problem, dict[str, list[Evaluation]]]) -> go.Figure:
-    """Accuracy against confidence, all clients of the first seed; on the diagonal a model is as sure as it should be."""
+    """Accuracy against confidence, all clients of the first seed; on the diagonal a model is as
+    sure as it should be.
+    """
     chart = make_subplots(cols=len(found), subplot_titles=[cell.label for cell in found])
     for column, of in enumerate(found.values(), start=1):
         for name, seeds in of.items():
             lines = reliability(cast("Calibration", seeds[0].metrics["ece"])).dropna()
-            trace = go.Scatter(x=lines["confidence"], y=lines["accuracy"], name=name, line={"color": COLOURS[name]})
+            trace = go.Scatter(
+                x=lines["confidence"], y=lines["accuracy"], name=name, line={"color": COLOURS[name]}
+            )
             chart.add_trace(trace.update(showlegend=column == 1), row=1, col=column)
-        chart.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line={"dash": "dot", "color": "#7f7f7f"}, row=1, col=column)
+        chart.add_shape(
+            type="line",
+            x0=0,
+            y0=0,
+            x1=1,
+            y1=1,
+            line={"dash": "dot", "color": "#7f7f7f"},
+            row=1,
+            col=column,
+        )
     chart.update_layout(title="Reliability", template="plotly_white")
     chart.update_xaxes(title="confidence")
     return chart
@@ -375,8 +526,17 @@ def _histograms(curves: dict[Problem, list[dict[str, np.ndarray]]]) -> go.Figure
             for place, client in enumerate(clients[:10]):
                 share = np.histogram(client[kind], edges)[0] / len(client[kind])
                 name = cell.images if kind == "own" else kind
-                curve = go.Scatter(x=edges[1:], y=share, name=name, legendgroup=name, opacity=0.5, line={"color": colour})
+                curve = go.Scatter(
+                    x=edges[1:],
+                    y=share,
+                    name=name,
+                    legendgroup=name,
+                    opacity=0.5,
+                    line={"color": colour},
+                )
                 chart.add_trace(curve.update(showlegend=place == 0), row=1, col=column)
-    chart.update_layout(title="Predictive entropy of FedSOUL, a curve a client", template="plotly_white")
+    chart.update_layout(
+        title="Predictive entropy of FedSOUL, a curve a client", template="plotly_white"
+    )
     chart.update_xaxes(title="nats")
     return chart

@@ -1,13 +1,16 @@
 """FedPop, FedRep and FedAvg on regressions with shared features and few rows a client.
 
-Kotelevskii et al. (2022), figure 2 and figures S1 to S6. Two measures, the less the better: the principal-angle distance of the
-features (Collins et al. 2021, definition 1) and the mean over clients of |z_i - true z_i|, estimates carried into the basis of
-the truth by phi_true' phi. The paper shows curves without numbers and its own code solves for a mode instead of sampling, so ours
-are held against the best that can be done: the posterior mean of someone who knows phi and the law of z.
+Kotelevskii et al. (2022), figure 2 and figures S1 to S6. Two measures, the less the better: the
+principal-angle distance of the features (Collins et al. 2021, definition 1) and the mean over
+clients of |z_i - true z_i|, estimates carried into the basis of the truth by phi_true' phi. The
+paper shows curves without numbers and its own code solves for a mode instead of sampling, so ours
+are held against the best that can be done: the posterior mean of someone who knows phi and the law
+of z.
 
-All methods start from the spectral start, as from a random one any of them can end in a poor optimum. FedPop samples with the
-Ornstein-Uhlenbeck kernel, exact here, and anneals the noise. FedRep and FedAvg get every learning rate of a grid and are scored
-by the best, chosen with the truth at hand: more than a user could do, and so a hard bar for the comparison. FedAvg has the same
+All methods start from the spectral start, as from a random one any of them can end in a poor
+optimum. FedPop samples with the Ornstein-Uhlenbeck kernel, exact here, and anneals the noise.
+FedRep and FedAvg get every learning rate of a grid and are scored by the best, chosen with the
+truth at hand: more than a user could do, and so a hard bar for the comparison. FedAvg has the same
 coefficients for all clients.
 """
 
@@ -32,7 +35,10 @@ from covey.models import linear, linear_map
 from covey.runs.launch import run as run_method
 from reproductions.result import Claim, Report, Row, Scale, row, spread
 
-LITTLE, MUCH = 0.1, 0.1**0.5  # the paper writes N(., 0.1): a deviation to some readers, a variance to others
+LITTLE, MUCH = (
+    0.1,
+    0.1**0.5,
+)  # the paper writes N(., 0.1): a deviation to some readers, a variance to others
 RATES = (0.003, 0.01, 0.03, 0.1)
 DRAWS = 1000
 
@@ -76,22 +82,45 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     if scale == "quick":
         problems = [Problem(few=2, noise=LITTLE), Problem(few=5, noise=MUCH)]
     found = _grid(problems, SIZES[scale], report)
-    return _rows_of(found), [_claim(problem, seeds) for problem, seeds in found.items()], figure(found)
+    return (
+        _rows_of(found),
+        [_claim(problem, seeds) for problem, seeds in found.items()],
+        figure(found),
+    )
 
 
 def run_grid(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Figures S1 to S6: other numbers of clients, columns and effects."""
-    problems = [Problem(clients=50), Problem(clients=200), Problem(dimensions=5), Problem(dimensions=50), Problem(effects=5)]
+    problems = [
+        Problem(clients=50),
+        Problem(clients=200),
+        Problem(dimensions=5),
+        Problem(dimensions=50),
+        Problem(effects=5),
+    ]
     found = _grid(problems[3:] if scale == "quick" else problems, SIZES[scale], report)
-    return _rows_of(found), [_against_fedrep(problem, seeds, 1.0) for problem, seeds in found.items()], figure(found)
+    return (
+        _rows_of(found),
+        [_against_fedrep(problem, seeds, 1.0) for problem, seeds in found.items()],
+        figure(found),
+    )
 
 
 def scores(problem: Problem, seed: int, rounds: int) -> dict[str, Score]:
     """Every method on one data set."""
-    sizes = {"clients": problem.clients, "dimensions": problem.dimensions, "effects": problem.effects}
+    sizes = {
+        "clients": problem.clients,
+        "dimensions": problem.dimensions,
+        "effects": problem.effects,
+    }
     data, truth = shared_features(seed, few=problem.few, noise=problem.noise, **sizes)
     start = spectral_start(data, effects=problem.effects)
-    known = np.stack([oracle(data.rows_of(place, "train"), truth.phi, problem.noise) for place in range(data.clients)])
+    known = np.stack(
+        [
+            oracle(data.rows_of(place, "train"), truth.phi, problem.noise)
+            for place in range(data.clients)
+        ]
+    )
     return {
         "oracle": Score(0.0, _error(known, truth)),
         "FedPop": _fedpop(problem, data, truth, start, seed, rounds),
@@ -103,7 +132,9 @@ def scores(problem: Problem, seed: int, rounds: int) -> dict[str, Score]:
 def oracle(rows: Rows, phi: np.ndarray, noise: float) -> np.ndarray:
     """The posterior mean of a client's z where phi is known and z ~ N(0, I)."""
     features = rows.x @ phi
-    return np.linalg.solve(features.T @ features / noise**2 + np.eye(phi.shape[1]), features.T @ rows.y / noise**2)
+    return np.linalg.solve(
+        features.T @ features / noise**2 + np.eye(phi.shape[1]), features.T @ rows.y / noise**2
+    )
 
 
 def principal_angle(one: np.ndarray, other: np.ndarray) -> float:
@@ -112,9 +143,17 @@ def principal_angle(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.sqrt(max(0.0, 1 - cosines.min() ** 2)))
 
 
-def _fedpop(problem: Problem, data: FederatedData, truth: Features, start: np.ndarray, seed: int, rounds: int) -> Score:
+def _fedpop(
+    problem: Problem,
+    data: FederatedData,
+    truth: Features,
+    start: np.ndarray,
+    seed: int,
+    rounds: int,
+) -> Score:
     step = optax.cosine_decay_schedule(0.02, rounds)
-    # The likelihood begins as if the noise had deviation 1: effects then hardly fit a client's few rows, and phi learns.
+    # The likelihood begins as if the noise had deviation 1: effects then hardly fit a client's few
+    # rows, and phi learns.
     method = fedpop(
         linear_map(effects=problem.effects, scale=problem.noise, start=start),
         step_size=0.7,
@@ -131,9 +170,17 @@ def _fedpop(problem: Problem, data: FederatedData, truth: Features, start: np.nd
 
 
 def _fedrep(
-    problem: Problem, data: FederatedData, truth: Features, start: np.ndarray, rate: float, seed: int, rounds: int
+    problem: Problem,
+    data: FederatedData,
+    truth: Features,
+    start: np.ndarray,
+    rate: float,
+    seed: int,
+    rounds: int,
 ) -> Score:
-    """The noise's deviation only scales the loss: with 1 the learning rates mean the same at each noise."""
+    """The noise's deviation only scales the loss: with 1 the learning rates mean the same at each
+    noise.
+    """
     method = fedrep(
         linear_map(effects=problem.effects, start=start),
         head_optimizer=optax.sgd(rate),
@@ -171,11 +218,15 @@ def _error(z: np.ndarray, truth: Features) -> float:
     return float(np.linalg.norm(z - truth.z, axis=1).mean())
 
 
-def _grid(problems: list[Problem], size: Size, report: Report) -> dict[Problem, list[dict[str, Score]]]:
+def _grid(
+    problems: list[Problem], size: Size, report: Report
+) -> dict[Problem, list[dict[str, Score]]]:
     found: dict[Problem, list[dict[str, Score]]] = {problem: [] for problem in problems}
     for place, problem in enumerate(problems):
         for seed in range(size.seeds):
-            report(f"{problem.label}, seed {seed + 1} of {size.seeds}; problem {place + 1} of {len(problems)}")
+            report(
+                f"{problem.label}, seed {seed + 1} of {size.seeds}; problem {place + 1} of {len(problems)}"
+            )
             found[problem].append(scores(problem, seed, size.rounds))
     return found
 
@@ -193,7 +244,9 @@ def _rows_of(found: dict[Problem, list[dict[str, Score]]]) -> list[Row]:
 
 
 def _claim(problem: Problem, seeds: list[dict[str, Score]]) -> Claim:
-    """Close to the oracle where a client has rows to learn from; far better than FedRep where it has hardly any."""
+    """Close to the oracle where a client has rows to learn from; far better than FedRep where it
+    has hardly any.
+    """
     if problem.few <= problem.effects:
         return _against_fedrep(problem, seeds, 0.5)
     value = _mean(seeds, "FedPop") / _mean(seeds, "oracle")
@@ -217,7 +270,17 @@ def figure(found: dict[Problem, list[dict[str, Score]]]) -> go.Figure:
         errors = [np.array([one[method].error for one in seeds]) for seeds in found.values()]
         bars = {"type": "data", "array": [spread(values) or 0.0 for values in errors]}
         labels = [problem.label for problem in found]
-        chart.add_trace(go.Bar(x=labels, y=[values.mean() for values in errors], error_y=bars, name=method, marker_color=colour))
-    chart.update_layout(title="Error of the clients' own coefficients", template="plotly_white", barmode="group")
+        chart.add_trace(
+            go.Bar(
+                x=labels,
+                y=[values.mean() for values in errors],
+                error_y=bars,
+                name=method,
+                marker_color=colour,
+            )
+        )
+    chart.update_layout(
+        title="Error of the clients' own coefficients", template="plotly_white", barmode="group"
+    )
     chart.update_yaxes(type="log", title="mean distance to the truth")
     return chart

@@ -1,10 +1,12 @@
 """D-FedEM: mixtures learned between peers, without a server.
 
-Marfoq et al. (2021), section 3.3, algorithm 2 and appendix J: FedEM beside D-FedEM on four graphs, on the data of
-`mixture_synthetic`. Clients count equally, as they do between peers. Every peer predicts with the components that it has itself,
-and the distance to consensus is that of peers' components to their mean, relative to the length of the mean. The ring mixes
-slowly: its second eigenvalue is 1 - O(1/n^2), and peers far apart hardly know of each other after so few rounds. A grid of a
-hundred peers, which forgets 2 % of their differences a round, is lost too: 6 points behind a server, 3 with a third of the step.
+Marfoq et al. (2021), section 3.3, algorithm 2 and appendix J: FedEM beside D-FedEM on four graphs,
+on the data of `mixture_synthetic`. Clients count equally, as they do between peers. Every peer
+predicts with the components that it has itself, and the distance to consensus is that of peers'
+components to their mean, relative to the length of the mean. The ring mixes
+slowly: its second eigenvalue is 1 - O(1/n^2), and peers far apart hardly know of each other after
+so few rounds. A grid of a hundred peers, which forgets 2 % of their differences a round, is lost
+too: 6 points behind a server, 3 with a third of the step.
 """
 
 from typing import NamedTuple
@@ -56,7 +58,9 @@ SIZES: dict[Scale, Size] = {"quick": Size(1, 36, 30, 60), "full": Size(3, 100, 1
 def run(scale: Scale, report: Report) -> Reproduced:
     """Accuracy with a server and on four graphs; consensus with a tenth of the peers absent."""
     size = SIZES[scale]
-    whole = WHOLE[scale]._replace(seeds=size.seeds, clients=size.clients, dimensions=size.dimensions)
+    whole = WHOLE[scale]._replace(
+        seeds=size.seeds, clients=size.clients, dimensions=size.dimensions
+    )
     found: dict[str, list[Score]] = {name: [] for name in ("oracle", "server", *GRAPHS)}
     distances: dict[str, list[np.ndarray]] = {name: [] for name in GRAPHS}
     for place, seed in enumerate(seeds_of(whole)):
@@ -69,22 +73,48 @@ def run(scale: Scale, report: Report) -> Reproduced:
             report(f"{name}, seed {place + 1} of {size.seeds}")
             absent = bernoulli(1.0 if name == "complete" else 0.9)
             peers = run_method(
-                method(), data, rounds=size.rounds, seed=seed, engine="peers", topology=graph, cohort=absent, progress=False
+                method(),
+                data,
+                rounds=size.rounds,
+                seed=seed,
+                engine="peers",
+                topology=graph,
+                cohort=absent,
+                progress=False,
             )
             found[name].append(score(peers.evaluate()))
-            distances[name].append(peers.metrics["consensus"].to_numpy() / np.linalg.norm(peers.state.parameters.weight))
+            distances[name].append(
+                peers.metrics["consensus"].to_numpy()
+                / np.linalg.norm(peers.state.parameters.weight)
+            )
     rows = []
     for name, scores in found.items():
         rows.append(row(f"accuracy, {name}", np.array([one.mean for one in scores])))
-        rows.append(row(f"bottom decile of the accuracy, {name}", np.array([one.decile for one in scores])))
+        rows.append(
+            row(f"bottom decile of the accuracy, {name}", np.array([one.decile for one in scores]))
+        )
     for name, paths in distances.items():
-        rows.append(row(f"distance to consensus at the end, {name}", np.array([path[-1] for path in paths])))
-        rows.append(row(f"contraction a round, {name}", np.array([contraction(GRAPHS[name](size.clients))])))
+        rows.append(
+            row(f"distance to consensus at the end, {name}", np.array([path[-1] for path in paths]))
+        )
+        rows.append(
+            row(f"contraction a round, {name}", np.array([contraction(GRAPHS[name](size.clients))]))
+        )
     gaps = {name: found_mean(found["server"]) - found_mean(found[name]) for name in GRAPHS}
     claims = [
-        Claim("accuracy of a server over the complete graph, in points", gaps["complete"], 0.5, abs(gaps["complete"]) <= 0.5),
+        Claim(
+            "accuracy of a server over the complete graph, in points",
+            gaps["complete"],
+            0.5,
+            abs(gaps["complete"]) <= 0.5,
+        ),
         *(
-            Claim(f"accuracy of a server over peers, {name}, in points", gaps[name], 3.0, gaps[name] <= 3.0)
+            Claim(
+                f"accuracy of a server over peers, {name}, in points",
+                gaps[name],
+                3.0,
+                gaps[name] <= 3.0,
+            )
             for name in list(GRAPHS)[1:3]
         ),
     ]
@@ -94,7 +124,9 @@ def run(scale: Scale, report: Report) -> Reproduced:
 def method() -> Algorithm:
     """FedEM for three components, clients counting equally; between peers it is D-FedEM."""
     rate = SETTINGS["FedEM"][0]
-    return mixture(logistic(), client_optimizer=optax.sgd(rate), batch_size=BATCH, weighting="equal")
+    return mixture(
+        logistic(), client_optimizer=optax.sgd(rate), batch_size=BATCH, weighting="equal"
+    )
 
 
 def found_mean(scores: list[Score]) -> float:
@@ -107,7 +139,9 @@ def figure(distances: dict[str, list[np.ndarray]]) -> go.Figure:
     chart = go.Figure()
     for (name, paths), colour in zip(distances.items(), COLOURS, strict=False):
         rounds = np.arange(1, len(paths[0]) + 1)
-        chart.add_trace(go.Scatter(x=rounds, y=np.maximum(paths[0], 1e-8), name=name, line_color=colour))
+        chart.add_trace(
+            go.Scatter(x=rounds, y=np.maximum(paths[0], 1e-8), name=name, line_color=colour)
+        )
     chart.update_layout(title="Distance of peers to consensus, relative", template="plotly_white")
     chart.update_xaxes(title="rounds")
     chart.update_yaxes(type="log")

@@ -1,7 +1,9 @@
-"""FedEM for mixtures on synthetic data: who takes part, how many components, clients that come later, and fewer rounds.
+"""FedEM for mixtures on synthetic data: who takes part, how many components, clients that come
+later, and fewer rounds.
 
-Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows these for CIFAR-10; here they are of the data of
-`mixture_synthetic`, where the truth is known, with its methods, settings and measures.
+Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows these for CIFAR-10; here
+they are of the data of `mixture_synthetic`, where the truth is known, with its methods, settings
+and measures.
 """
 
 from collections.abc import Mapping
@@ -39,23 +41,39 @@ RIVALS = ("Local", "FedAvg+", "pFedMe", "APFL")
 def run_sampling(scale: Scale, report: Report) -> Reproduced:
     """Figure 1, left: a share of the clients takes part in a round."""
     size, shares = SIZES[scale], (0.1, 1.0) if scale == "quick" else (0.1, 0.2, 0.5, 1.0)
-    found = {name: {share: np.zeros(size.seeds) for share in shares} for name in ("FedEM", "FedAvg+")}
+    found = {
+        name: {share: np.zeros(size.seeds) for share in shares} for name in ("FedEM", "FedAvg+")
+    }
     for place, seed in enumerate(seeds_of(size)):
         data, _ = problem(size, seed)
         for share in shares:
             for name, of in found.items():
-                report(f"{name}, {share:.0%} of the clients a round, seed {place + 1} of {size.seeds}")
-                of[share][place] = score(trained(_usual(name), data, size, seed, share).evaluate()).mean
-    rows = [row(f"accuracy, {name}, {share:.0%} a round", of[share]) for name, of in found.items() for share in shares]
+                report(
+                    f"{name}, {share:.0%} of the clients a round, seed {place + 1} of {size.seeds}"
+                )
+                of[share][place] = score(
+                    trained(_usual(name), data, size, seed, share).evaluate()
+                ).mean
+    rows = [
+        row(f"accuracy, {name}, {share:.0%} a round", of[share])
+        for name, of in found.items()
+        for share in shares
+    ]
     claims = [
-        _above(f"accuracy of FedEM over FedAvg+, {share:.0%} a round", found["FedEM"][share] - found["FedAvg+"][share], 5.0)
+        _above(
+            f"accuracy of FedEM over FedAvg+, {share:.0%} a round",
+            found["FedEM"][share] - found["FedAvg+"][share],
+            5.0,
+        )
         for share in shares
     ]
     return rows, claims, lines(found, "Test accuracy by the share of clients in a round")
 
 
 def run_components(scale: Scale, report: Report) -> Reproduced:
-    """Figure 1, right: one to four components, and how many the held-out likelihood would choose."""
+    """Figure 1, right: one to four components, and how many the held-out likelihood would
+    choose.
+    """
     size, numbers = SIZES[scale], (1, 2, 3, 4)
     accuracy = {number: np.zeros(size.seeds) for number in numbers}
     nll = {number: np.zeros(size.seeds) for number in numbers}
@@ -64,7 +82,8 @@ def run_components(scale: Scale, report: Report) -> Reproduced:
         report(f"{len(numbers)} numbers of components, seed {place + 1} of {size.seeds}")
         data = with_validation(problem(size, seed)[0])
         choice = choose_components(
-            lambda number, data=data, seed=seed: trained(_usual("FedEM", number), data, size, seed), numbers
+            lambda number, data=data, seed=seed: trained(_usual("FedEM", number), data, size, seed),
+            numbers,
         )
         chosen.append(choice.components)
         for number in numbers:
@@ -78,18 +97,27 @@ def run_components(scale: Scale, report: Report) -> Reproduced:
         _above("accuracy of 3 components over 1", accuracy[3] - accuracy[1], 5.0),
         _above("accuracy of 4 components over 3", accuracy[4] - accuracy[3], -1.0),
         Claim("least number of components chosen", min(chosen), 3, min(chosen) >= 3),
-        Claim("validation nll of 3 components over that of the chosen number", loss, 0.01, loss <= 0.01),
+        Claim(
+            "validation nll of 3 components over that of the chosen number",
+            loss,
+            0.01,
+            loss <= 0.01,
+        ),
     ]
     return rows, claims, lines({"FedEM": accuracy}, "Test accuracy by the number of components")
 
 
 def run_unseen(scale: Scale, report: Report) -> Reproduced:
-    """Appendix J.3: clients that come after the training, with few rows and with all of theirs; one update of pi and many."""
+    """Appendix J.3: clients that come after the training, with few rows and with all of theirs; one
+    update of pi and many.
+    """
     size, limits = SIZES[scale], (10, 30, 100, 1000)  # clients have 1000 at most
     sgd = optax.sgd(SETTINGS["FedEM"][0])
     methods = {
         "FedEM": _usual("FedEM"),
-        "FedEM, one update": mixture(logistic(), client_optimizer=sgd, batch_size=BATCH, adapt_steps=1),
+        "FedEM, one update": mixture(
+            logistic(), client_optimizer=sgd, batch_size=BATCH, adapt_steps=1
+        ),
         "FedAvg": _usual("FedAvg"),
         "FedAvg+": _usual("FedAvg+"),
     }
@@ -101,19 +129,34 @@ def run_unseen(scale: Scale, report: Report) -> Reproduced:
             done = trained(method, old, size, seed)
             for limit in limits:
                 evaluation = done.evaluate(new.limited(train_rows=limit, seed=seed))
-                # Clients count by the rows that they have, not by those that they may use: else the weights would change too.
+                # Clients count by the rows that they have, not by those that they may use: else the
+                # weights would change too.
                 found[name][limit][place] = score(replace(evaluation, data=new)).mean
     label = {10: "10 rows", 30: "30 rows", 100: "100 rows", 1000: "all rows"}
-    rows = [row(f"accuracy, {name}, {label[limit]}", of[limit]) for name, of in found.items() for limit in of]
+    rows = [
+        row(f"accuracy, {name}, {label[limit]}", of[limit])
+        for name, of in found.items()
+        for limit in of
+    ]
     claims = [
-        _above(f"accuracy of FedEM over FedAvg+, {label[limit]}", found["FedEM"][limit] - found["FedAvg+"][limit], 5.0)
+        _above(
+            f"accuracy of FedEM over FedAvg+, {label[limit]}",
+            found["FedEM"][limit] - found["FedAvg+"][limit],
+            5.0,
+        )
         for limit in (30, 100, 1000)
     ]
-    return rows, claims, lines(found, "Test accuracy of unseen clients by their training rows", log=True)
+    return (
+        rows,
+        claims,
+        lines(found, "Test accuracy of unseen clients by their training rows", log=True),
+    )
 
 
 def run_budget(scale: Scale, report: Report) -> Reproduced:
-    """Appendix J.5: FedEM with a third of the rounds, as it sends three models where the others send one."""
+    """Appendix J.5: FedEM with a third of the rounds, as it sends three models where the others
+    send one.
+    """
     size = SIZES[scale]
     third = size._replace(rounds=size.rounds // 3)
     found = {name: np.zeros(size.seeds) for name in ("oracle", "FedEM", *RIVALS)}
@@ -124,23 +167,50 @@ def run_budget(scale: Scale, report: Report) -> Reproduced:
             report(f"{name}, seed {place + 1} of {size.seeds}")
             done = trained(_usual(name), data, third if name == "FedEM" else size, seed)
             found[name][place] = score(done.evaluate()).mean
-    rows = [row(f"accuracy, {name}" + (", a third of the rounds" if name == "FedEM" else ""), found[name]) for name in found]
+    rows = [
+        row(
+            f"accuracy, {name}" + (", a third of the rounds" if name == "FedEM" else ""),
+            found[name],
+        )
+        for name in found
+    ]
     best = max((found[name] for name in RIVALS), key=np.mean)
-    claims = [_above("accuracy of FedEM with a third of the rounds over the best other", found["FedEM"] - best, 0.0)]
-    chart = go.Figure(go.Bar(x=list(found), y=[values.mean() for values in found.values()], marker_color=COLOURS[0]))
+    claims = [
+        _above(
+            "accuracy of FedEM with a third of the rounds over the best other",
+            found["FedEM"] - best,
+            0.0,
+        )
+    ]
+    chart = go.Figure(
+        go.Bar(
+            x=list(found), y=[values.mean() for values in found.values()], marker_color=COLOURS[0]
+        )
+    )
     chart.update_layout(title="Test accuracy at equal communication", template="plotly_white")
     return rows, claims, chart
 
 
 def lines(
-    found: Mapping[str, Mapping[int, np.ndarray] | Mapping[float, np.ndarray]], title: str, *, log: bool = False
+    found: Mapping[str, Mapping[int, np.ndarray] | Mapping[float, np.ndarray]],
+    title: str,
+    *,
+    log: bool = False,
 ) -> go.Figure:
     """A line a method: by what is on the x axis, a value a seed."""
     chart = go.Figure()
     for (name, of), colour in zip(found.items(), COLOURS, strict=False):
         values = list(of.values())
         error = {"type": "data", "array": [spread(one) or 0.0 for one in values]}
-        chart.add_trace(go.Scatter(x=list(of), y=[one.mean() for one in values], error_y=error, name=name, line_color=colour))
+        chart.add_trace(
+            go.Scatter(
+                x=list(of),
+                y=[one.mean() for one in values],
+                error_y=error,
+                name=name,
+                line_color=colour,
+            )
+        )
     chart.update_layout(title=title, template="plotly_white")
     chart.update_yaxes(title="percent")
     if log:

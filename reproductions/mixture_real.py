@@ -1,25 +1,30 @@
-"""FedEM for mixtures of distributions on digits, clothes, photographs and plays: the other rows of its table, reduced.
+"""FedEM for mixtures of distributions on digits, clothes, photographs and plays: the other rows of
+its table, reduced.
 
-Marfoq et al. (2021), table 2. Two cores allow no MobileNet, no 4 million characters and no 200 rounds of all clients, so the
-numbers are below the paper's and only the order of the methods can be compared:
+Marfoq et al. (2021), table 2. Two cores allow no MobileNet, no 4 million characters and no 200
+rounds of all clients, so the numbers are below the paper's and only the order of the methods can be
+compared:
 
     digits       writers of MNIST are the clients, in place of FEMNIST's; a network with one hidden layer
     clothes      Fashion-MNIST, labels divided by a Dirichlet law with 0.4 as the paper's EMNIST; the same network
     photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way; a small CNN and small batches
     plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a character LSTM of one layer
 
-All clients take part in every round and make one pass over their rows; pFedMe's five steps a minibatch are five times the work.
-At the quick scale there are four methods, and so few rounds that their order means little. Photographs have few rounds at the
-full scale too, and FedEM with three times the parameters learns more slowly: after 50 rounds it has 36.5 % and a bottom decile of
-20.7 %, FedAvg 35.2 and 23.1; after 150, on the same data, 46.6 and 36.1 beside FedAvg's 42.0 and 31.1. Half of the clients have
-fewer than 65 test rows there, on which an accuracy of 20 % has a standard error of 5 points. Their batches were made smaller, by
-validation rows of other data, after a first run on the data scored here, 60 rounds with batches of 32, had hardly learned (FedEM
-34.0 and 15.2, FedAvg 28.7 and 16.3).
+All clients take part in every round and make one pass over their rows; pFedMe's five steps a
+minibatch are five times the work. At the quick scale there are four methods, and so few rounds that
+their order means little. Photographs have few rounds at the full scale too, and FedEM with three
+times the parameters learns more slowly: after 50 rounds it has 36.5 % and a bottom decile of 20.7
+%, FedAvg 35.2 and 23.1; after 150, on the same data, 46.6 and 36.1 beside FedAvg's 42.0 and 31.1.
+Half of the clients have fewer than 65 test rows there, on which an accuracy of 20 % has a standard
+error of 5 points. Their batches were made smaller, by validation rows of other data, after a first
+run on the data scored here, 60 rounds with batches of 32, had hardly learned (FedEM 34.0 and 15.2,
+FedAvg 28.7 and 16.3).
 
-Every method has as many rates to choose from as the others, by the validation accuracy of the first seed, and every run is scored
-where its validation accuracy was best of those looked at. Test rows choose nothing. Means are weighted by the clients' training
-rows; the bottom decile is the accuracy of the (T/10)-th worst of T clients. The figure shows all clients, from the one served
-worst to the one served best.
+Every method has as many rates to choose from as the others, by the validation accuracy of the first
+seed, and every run is scored where its validation accuracy was best of those looked at. Test rows
+choose nothing. Means are weighted by the clients' training rows; the bottom decile is the accuracy
+of the (T/10)-th worst of T clients. The figure shows all clients, from the one served worst to the
+one served best.
 """
 
 from collections.abc import Callable
@@ -54,7 +59,8 @@ from reproductions.result import Claim, Report, Row, Scale, row
 METHODS = ("FedEM", "Local", "FedAvg", "FedAvg+", "FedProx", "Clustered FL", "pFedMe", "APFL")
 FEW = METHODS[:4]  # at the quick scale, where most of the time goes into compiling
 FIRST_SEED = 10  # data of those below were looked at for settings
-# The paper's table 2: mean and bottom decile, in percent. Digits stand beside FEMNIST, clothes beside EMNIST.
+# The paper's table 2: mean and bottom decile, in percent. Digits stand beside FEMNIST, clothes
+# beside EMNIST.
 TABLE: dict[str, dict[str, tuple[float, float]]] = {
     "digits": {
         "FedEM": (79.9, 64.8),
@@ -96,7 +102,8 @@ TABLE: dict[str, dict[str, tuple[float, float]]] = {
 
 
 class Problem(NamedTuple):
-    """Clients' rows with a fifth for validation and a fifth for the test, the model, and the rates that fit it.
+    """Clients' rows with a fifth for validation and a fifth for the test, the model, and the rates
+    that fit it.
 
     data: (clients, seed) -> rows.
     rates: learning rates to choose from, the likeliest first; the same for all methods.
@@ -111,7 +118,9 @@ class Problem(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How large a run is. every: rounds from one look at the validation rows to the next; candidates: rates to choose from."""
+    """How large a run is. every: rounds from one look at the validation rows to the next;
+    candidates: rates to choose from.
+    """
 
     seeds: int
     clients: int
@@ -130,7 +139,9 @@ def writers(clients: int, seed: int) -> FederatedData:
 
 def clothes(clients: int, seed: int) -> FederatedData:
     """A tenth of Fashion-MNIST for each 20 clients."""
-    data = load("fashion_mnist", split="train", partition="dirichlet", clients=200, alpha=0.4, seed=seed)
+    data = load(
+        "fashion_mnist", split="train", partition="dirichlet", clients=200, alpha=0.4, seed=seed
+    )
     return data.subset(np.arange(clients)).split(0.2, 0.2, seed=seed)
 
 
@@ -144,12 +155,16 @@ def roles(clients: int, seed: int) -> FederatedData:
     """The longest roles, with at most 400 windows to learn from."""
     data = load("shakespeare", min_characters=20_000, window=20)
     longest = np.argsort(-data.counts("train"), kind="stable")[:clients]
-    return data.subset(np.sort(longest)).split(0.2, 0.2, seed=seed).limited(train_rows=400, seed=seed)
+    return (
+        data.subset(np.sort(longest)).split(0.2, 0.2, seed=seed).limited(train_rows=400, seed=seed)
+    )
 
 
 DIGITS = Problem("digits", writers, mlp(hidden=(32,)), (0.3, 0.1, 1.0))
 CLOTHES = Problem("clothes", clothes, mlp(hidden=(32,)), (0.3, 0.1, 1.0))
-PHOTOGRAPHS = Problem("photographs", photographs, cifar_cnn(channels=(8, 16), hidden=(32,)), (0.1, 0.2), batch=8)
+PHOTOGRAPHS = Problem(
+    "photographs", photographs, cifar_cnn(channels=(8, 16), hidden=(32,)), (0.1, 0.2), batch=8
+)
 PLAYS = Problem("plays", roles, character_lstm(hidden=32, layers=1), (3.0, 1.0))
 
 
@@ -162,12 +177,17 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
 
 def run_cifar10(scale: Scale, report: Report) -> Reproduced:
     """CIFAR-10 by a Dirichlet law, small CNN."""
-    return table({PHOTOGRAPHS: Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)}, report)
+    return table(
+        {PHOTOGRAPHS: Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)},
+        report,
+    )
 
 
 def run_shakespeare(scale: Scale, report: Report) -> Reproduced:
     """Roles of Shakespeare, character LSTM."""
-    return table({PLAYS: Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)}, report)
+    return table(
+        {PLAYS: Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)}, report
+    )
 
 
 def table(problems: dict[Problem, Size], report: Report) -> Reproduced:
@@ -181,10 +201,23 @@ def table(problems: dict[Problem, Size], report: Report) -> Reproduced:
         for name, of in scores.items():
             paper = TABLE[problem.name].get(name, (None, None))
             rows += [_row(f"accuracy, {name}, {problem.name}", of, 0, paper[0])]
-            rows += [_row(f"bottom decile of the accuracy, {name}, {problem.name}", of, 1, paper[1])]
+            rows += [
+                _row(f"bottom decile of the accuracy, {name}, {problem.name}", of, 1, paper[1])
+            ]
         for label, place in (("accuracy", 0), ("bottom decile", 1)):
-            gap = float(np.mean([a[place] - b[place] for a, b in zip(scores["FedEM"], scores["FedAvg"], strict=True)]))
-            claims.append(Claim(f"{label} of FedEM over FedAvg, in points, {problem.name}", gap, 0.0, gap >= 0))
+            gap = float(
+                np.mean(
+                    [
+                        a[place] - b[place]
+                        for a, b in zip(scores["FedEM"], scores["FedAvg"], strict=True)
+                    ]
+                )
+            )
+            claims.append(
+                Claim(
+                    f"{label} of FedEM over FedAvg, in points, {problem.name}", gap, 0.0, gap >= 0
+                )
+            )
     return rows, claims, fairness(found)
 
 
@@ -198,11 +231,15 @@ def trained(problem: Problem, size: Size, report: Report) -> dict[str, list[Eval
             options = (rates[name],) if name in rates else problem.rates[: size.candidates]
             tried: dict[float, tuple[float, Evaluation]] = {}
             for rate in options:
-                report(f"{name} on {problem.name} with rate {rate:g}, seed {seed - FIRST_SEED + 1} of {size.seeds}")
+                report(
+                    f"{name} on {problem.name} with rate {rate:g}, seed {seed - FIRST_SEED + 1} of {size.seeds}"
+                )
                 with suppress(Diverged):
                     tried[rate] = best(method_of(name, rate, problem), data, size, seed)
             if not tried:
-                raise ValueError(f"{name} diverges on {problem.name} with each of its rates {options}")
+                raise ValueError(
+                    f"{name} diverges on {problem.name} with each of its rates {options}"
+                )
             rates[name] = max(tried, key=lambda rate: tried[rate][0])
             found[name].append(tried[rates[name]][1])
     return found
@@ -210,9 +247,16 @@ def trained(problem: Problem, size: Size, report: Report) -> dict[str, list[Eval
 
 def best(method: Algorithm, data: FederatedData, size: Size, seed: int) -> tuple[float, Evaluation]:
     """The best validation accuracy on the way, and the test accuracy there."""
-    # Few large chunks: compiling a program for each size of clients would take longer than running it.
+    # Few large chunks: compiling a program for each size of clients would take longer than running
+    # it.
     done = run_method(method, data, rounds=size.every, seed=seed, chunk=20, progress=False)
-    return best_of(done, size.rounds, size.every, lambda evaluation: score(evaluation).mean, lambda done: done.evaluate())
+    return best_of(
+        done,
+        size.rounds,
+        size.every,
+        lambda evaluation: score(evaluation).mean,
+        lambda done: done.evaluate(),
+    )
 
 
 def method_of(name: str, rate: float, problem: Problem) -> Algorithm:
@@ -227,7 +271,9 @@ def method_of(name: str, rate: float, problem: Problem) -> Algorithm:
         return clustered(model, client_optimizer=sgd, batch_size=batch)
     if name == "pFedMe":
         # Its own models are those of the last minibatch and poor after a small one.
-        return pfedme(model, proximal=1.0, step=0.5, inner_optimizer=sgd, inner_steps=5, local_rounds=5)
+        return pfedme(
+            model, proximal=1.0, step=0.5, inner_optimizer=sgd, inner_steps=5, local_rounds=5
+        )
     if name == "APFL":
         return apfl(model, client_optimizer=sgd, alpha=0.5, alpha_step=rate, batch_size=batch)
     make = {"Local": local, "FedAvg": fedavg, "FedAvg+": fedavg_plus}[name]
@@ -241,9 +287,13 @@ def fairness(found: dict[str, dict[str, list[Evaluation]]]) -> go.Figure:
         for (name, runs), colour in zip(of.items(), COLOURS, strict=False):
             ranked = 100 * np.sort(runs[0].metrics["accuracy"].value())
             share = 100 * (np.arange(len(ranked)) + 0.5) / len(ranked)
-            line = go.Scatter(x=share, y=ranked, name=name, legendgroup=name, line={"color": colour})
+            line = go.Scatter(
+                x=share, y=ranked, name=name, legendgroup=name, line={"color": colour}
+            )
             chart.add_trace(line.update(showlegend=column == 1), row=1, col=column)
-    chart.update_layout(title="Test accuracy of the clients, from worst to best", template="plotly_white")
+    chart.update_layout(
+        title="Test accuracy of the clients, from worst to best", template="plotly_white"
+    )
     chart.update_xaxes(title="percent of the clients")
     chart.update_yaxes(title="percent", col=1)
     return chart

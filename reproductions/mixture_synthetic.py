@@ -1,15 +1,19 @@
-"""FedEM for mixtures of distributions on data of its own assumptions: the synthetic rows of its tables and figures.
+"""FedEM for mixtures of distributions on data of its own assumptions: the synthetic rows of its
+tables and figures.
 
-Marfoq et al. (2021), tables 2 and 3. Labels of each client come from its own mixture of three linear models. The data follow the
-paper's text; the authors' generator makes labels that are no mixture (see `data.synthetic.mixture_of_linear`), so their numbers
-stand beside ours for orientation only. What ours are held against is an oracle that knows the models and every client's weights,
-the best that a prediction can be.
+Marfoq et al. (2021), tables 2 and 3. Labels of each client come from its own mixture of three
+linear models. The data follow the paper's text; the authors' generator makes labels that are no
+mixture (see `data.synthetic.mixture_of_linear`), so their numbers stand beside ours for orientation
+only. What ours are held against is an oracle that knows the models and every client's weights, the
+best that a prediction can be.
 
-All methods get the same model and rounds, and one pass over a client's rows a round in batches of 32; pFedMe ten steps on up to
-256 rows, as its own models are those of the last batch and poor after a small one. Each chooses its setting from as many as the
-others have, by the accuracy on a fifth of the training rows of the first data set, and is then trained on all of them. Accuracies
-are averaged over clients with weights proportional to their training rows; the bottom decile is the accuracy of the (T/10)-th
-worst of T clients. Data of other seeds than those scored here were used to look for settings.
+All methods get the same model and rounds, and one pass over a client's rows a round in batches of
+32; pFedMe ten steps on up to 256 rows, as its own models are those of the last batch and poor after
+a small one. Each chooses its setting from as many as the others have, by the accuracy on a fifth of
+the training rows of the first data set, and is then trained on all of them. Accuracies are averaged
+over clients with weights proportional to their training rows; the bottom decile is the accuracy of
+the (T/10)-th worst of T clients. Data of other seeds than those scored here were used to look for
+settings.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,32 +113,53 @@ def run(scale: Scale, report: Report) -> Reproduced:
             done = trained(method_of(name, setting), data, size, seed)
             found[name].append(score(done.evaluate()))
             if name == "FedEM":
-                weights = done.evaluate().clients[[f"weight_{m}" for m in range(COMPONENTS)]].to_numpy()
-                cosine, error = recovery(np.asarray(done.state.parameters.weight, np.float64), weights, truth)
+                weights = (
+                    done.evaluate().clients[[f"weight_{m}" for m in range(COMPONENTS)]].to_numpy()
+                )
+                cosine, error = recovery(
+                    np.asarray(done.state.parameters.weight, np.float64), weights, truth
+                )
                 cosines.append(cosine)
                 errors.append(error)
         old, new = held_out(data)
         unseen["oracle"].append(oracle(new, Mixture(truth.theta, truth.pi[new.ids])))
         for name in TABLE_3:
-            report(f"{name} and clients that it never saw, seed {seed - FIRST_SEED + 1} of {size.seeds}")
-            unseen[name].append(score(trained(method_of(name, settings[name]), old, size, seed).evaluate(new)))
+            report(
+                f"{name} and clients that it never saw, seed {seed - FIRST_SEED + 1} of {size.seeds}"
+            )
+            unseen[name].append(
+                score(trained(method_of(name, settings[name]), old, size, seed).evaluate(new))
+            )
     rows = []
     for name, scores in found.items():
         mean, decile = TABLE_2.get(name, (None, None))
         rows.append(row(f"accuracy, {name}", _means(scores), mean))
         rows.append(row(f"bottom decile of the accuracy, {name}", _deciles(scores), decile))
-    rows += [row(f"accuracy of unseen clients, {name}", _means(scores), TABLE_3.get(name)) for name, scores in unseen.items()]
+    rows += [
+        row(f"accuracy of unseen clients, {name}", _means(scores), TABLE_3.get(name))
+        for name, scores in unseen.items()
+    ]
     rows.append(row("least cosine of a component with the true one", np.array(cosines)))
     rows.append(row("mean absolute error of the weights", np.array(errors)))
     rivals = [name for name in SETTINGS if name != "FedEM"]
     gap = float(np.mean(_means(found["oracle"]) - _means(found["FedEM"])))
-    best_mean, best_decile = (max(float(of(found[name]).mean()) for name in rivals) for of in (_means, _deciles))
+    best_mean, best_decile = (
+        max(float(of(found[name]).mean()) for name in rivals) for of in (_means, _deciles)
+    )
     best_unseen = max(float(_means(unseen[name]).mean()) for name in ("FedAvg", "FedAvg+"))
     claims = [
         Claim("accuracy of the oracle over FedEM, in points", gap, 1.0, gap <= 1.0),
-        _above("accuracy of FedEM over the best other, in points", float(_means(found["FedEM"]).mean()) - best_mean),
-        _above("the same of the bottom decile", float(_deciles(found["FedEM"]).mean()) - best_decile),
-        _above("the same of unseen clients, over FedAvg and FedAvg+", float(_means(unseen["FedEM"]).mean()) - best_unseen),
+        _above(
+            "accuracy of FedEM over the best other, in points",
+            float(_means(found["FedEM"]).mean()) - best_mean,
+        ),
+        _above(
+            "the same of the bottom decile", float(_deciles(found["FedEM"]).mean()) - best_decile
+        ),
+        _above(
+            "the same of unseen clients, over FedAvg and FedAvg+",
+            float(_means(unseen["FedEM"]).mean()) - best_unseen,
+        ),
         _above("least cosine of a component with the true one", min(cosines), 0.99),
     ]
     return rows, claims, bars(found)
@@ -142,7 +167,15 @@ def run(scale: Scale, report: Report) -> Reproduced:
 
 def problem(size: Size, seed: int) -> tuple[FederatedData, Mixture]:
     """The paper's data, and what made them."""
-    return mixture_of_linear(seed, size.clients, size.dimensions, COMPONENTS, alpha=0.4, noise=NOISE, test_rows=size.test_rows)
+    return mixture_of_linear(
+        seed,
+        size.clients,
+        size.dimensions,
+        COMPONENTS,
+        alpha=0.4,
+        noise=NOISE,
+        test_rows=size.test_rows,
+    )
 
 
 def method_of(name: str, setting: float, components: int = COMPONENTS) -> Algorithm:
@@ -158,13 +191,22 @@ def method_of(name: str, setting: float, components: int = COMPONENTS) -> Algori
         return apfl(model, client_optimizer=sgd, batch_size=BATCH, alpha=0.5, alpha_step=0.1)
     if name == "pFedMe":
         inner = {"inner_optimizer": optax.sgd(1 / (setting + 0.5)), "inner_steps": 10}
-        return pfedme(model, proximal=setting, step=0.5 / setting, local_rounds=1, batch_size=8 * BATCH, **inner)
+        return pfedme(
+            model,
+            proximal=setting,
+            step=0.5 / setting,
+            local_rounds=1,
+            batch_size=8 * BATCH,
+            **inner,
+        )
     make = {"Local": local, "FedAvg": fedavg, "FedAvg+": fedavg_plus}[name]
     return make(model, client_optimizer=sgd, batch_size=BATCH)
 
 
 def choose(names: Sequence[str], size: Size, report: Report) -> dict[str, float]:
-    """The setting of each method that is best on a fifth of the training rows of the first data set."""
+    """The setting of each method that is best on a fifth of the training rows of the first data
+    set.
+    """
     candidates = {name: SETTINGS[name][: size.candidates] for name in names}
     if size.candidates == 1:
         return {name: settings[0] for name, settings in candidates.items()}
@@ -183,7 +225,9 @@ def choose(names: Sequence[str], size: Size, report: Report) -> dict[str, float]
 
 
 def with_validation(data: FederatedData, share: float = 0.2) -> FederatedData:
-    """The last of each client's training rows for validation; rows are drawn alike, so the last are as good as any."""
+    """The last of each client's training rows for validation; rows are drawn alike, so the last are
+    as good as any.
+    """
     bounds = data.bounds.copy()
     bounds[:, 1] -= np.floor(share * data.counts("train")).astype(np.int64)
     return replace(data, bounds=bounds)
@@ -194,11 +238,16 @@ def held_out(data: FederatedData) -> tuple[FederatedData, FederatedData]:
     return data.hold_out([int(client) for client in data.ids[-data.clients // 5 :]])
 
 
-def trained(method: Algorithm, data: FederatedData, size: Size, seed: int, share: float = 1.0) -> Run:
+def trained(
+    method: Algorithm, data: FederatedData, size: Size, seed: int, share: float = 1.0
+) -> Run:
     """A run of all rounds, in which a share of the clients takes part at a time."""
     cohort = None if share == 1 else uniform(round(share * data.clients))
-    # Few large chunks: compiling a program for each size of clients would take longer than running it.
-    return run_method(method, data, rounds=size.rounds, seed=seed, cohort=cohort, chunk=100, progress=False)
+    # Few large chunks: compiling a program for each size of clients would take longer than running
+    # it.
+    return run_method(
+        method, data, rounds=size.rounds, seed=seed, cohort=cohort, chunk=100, progress=False
+    )
 
 
 def oracle(data: FederatedData, truth: Mixture) -> Score:
@@ -217,11 +266,17 @@ def score(evaluation: Evaluation) -> Score:
 
 
 def recovery(components: np.ndarray, weights: np.ndarray, truth: Mixture) -> tuple[float, float]:
-    """The least cosine of a component with its true one, in the order that fits best, and the mean error of the weights."""
+    """The least cosine of a component with its true one, in the order that fits best, and the mean
+    error of the weights.
+    """
     lengths = np.outer(np.linalg.norm(components, axis=1), np.linalg.norm(truth.theta, axis=1))
     cosine = components @ truth.theta.T / lengths
-    order = max(permutations(range(COMPONENTS)), key=lambda order: cosine[order, range(COMPONENTS)].sum())
-    return float(cosine[order, range(COMPONENTS)].min()), float(np.abs(weights[:, order] - truth.pi).mean())
+    order = max(
+        permutations(range(COMPONENTS)), key=lambda order: cosine[order, range(COMPONENTS)].sum()
+    )
+    return float(cosine[order, range(COMPONENTS)].min()), float(
+        np.abs(weights[:, order] - truth.pi).mean()
+    )
 
 
 def seeds_of(size: Size) -> range:
@@ -240,8 +295,12 @@ def bars(found: dict[str, list[Score]]) -> go.Figure:
         values = [of(scores) for scores in found.values()]
         error = {"type": "data", "array": [spread(one) or 0.0 for one in values]}
         heights = [one.mean() for one in values]
-        chart.add_trace(go.Bar(x=list(found), y=heights, error_y=error, name=label, marker_color=colour))
-    chart.update_layout(title="Test accuracy on synthetic mixtures", template="plotly_white", barmode="group")
+        chart.add_trace(
+            go.Bar(x=list(found), y=heights, error_y=error, name=label, marker_color=colour)
+        )
+    chart.update_layout(
+        title="Test accuracy on synthetic mixtures", template="plotly_white", barmode="group"
+    )
     chart.update_yaxes(title="percent", range=[40, 100])
     return chart
 

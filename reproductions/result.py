@@ -20,7 +20,9 @@ Report: TypeAlias = Callable[[str], None]  # takes a line on how far the work is
 
 
 class Row(NamedTuple):
-    """One number of the paper beside ours: mean and standard deviation over the seeds. None where there is no number."""
+    """One number of the paper beside ours: mean and standard deviation over the seeds. None where
+    there is no number.
+    """
 
     quantity: str
     paper: float | None
@@ -40,7 +42,9 @@ def spread(values: np.ndarray) -> float | None:
 
 
 class Claim(NamedTuple):
-    """A statement of the paper in words, the value it is about, the bound it sets, and whether ours is within."""
+    """A statement of the paper in words, the value it is about, the bound it sets, and whether ours
+    is within.
+    """
 
     claim: str
     value: float
@@ -66,7 +70,8 @@ class Result(NamedTuple):
 class Experiment(NamedTuple):
     """A reproducible result.
 
-    run: "module:function" of `(scale, report) -> (rows, claims, figure)`; imported only when it is run.
+    run: "module:function" of `(scale, report) -> (rows, claims, figure)`; imported only when it is
+        run.
     description: one line.
     expected_seconds: by scale, on two cores.
     """
@@ -81,7 +86,9 @@ class Experiment(NamedTuple):
         return getattr(import_module(module), function)
 
 
-def perform(name: str, experiment: Experiment, *, scale: Scale, out: Path, report: Report) -> Result:
+def perform(
+    name: str, experiment: Experiment, *, scale: Scale, out: Path, report: Report
+) -> Result:
     """Run an experiment and write `result.json` and `figure.html`."""
     start = perf_counter()
     rows, claims, figure = experiment.load()(scale, report)

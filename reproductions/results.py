@@ -26,10 +26,14 @@ class Stored(NamedTuple):
 
 
 def collect(directory: Path) -> list[Stored]:
-    """The results in a folder, in files of their own or as `result.json` in the folders of runs, by name."""
+    """The results in a folder, in files of their own or as `result.json` in the folders of runs, by
+    name.
+    """
     paths = sorted(directory.glob("*.json")) + sorted(directory.glob("*/result.json"))
     if not paths:
-        raise ValueError(f"{directory} holds no results: run `covey reproduce ID --out {directory / 'ID'}` first")
+        raise ValueError(
+            f"{directory} holds no results: run `covey reproduce ID --out {directory / 'ID'}` first"
+        )
     return sorted((read(path) for path in paths), key=lambda one: (one.result.id, one.result.scale))
 
 
@@ -50,8 +54,12 @@ def markdown(stored: Sequence[Stored]) -> str:
     lines = [_HEAD, "| experiment | scale | time | claims that hold |", "|---|---|---|---|"]
     for result, _ in stored:
         held = sum(claim.holds for claim in result.claims)
-        verdict = f"{held} of {len(result.claims)}" + ("" if result.holds else ", **the others lost**")
-        lines.append(f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | {verdict} |")
+        verdict = f"{held} of {len(result.claims)}" + (
+            "" if result.holds else ", **the others lost**"
+        )
+        lines.append(
+            f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | {verdict} |"
+        )
     for one in stored:
         lines += _section(one)
     return "\n".join(lines) + "\n"
@@ -59,13 +67,22 @@ def markdown(stored: Sequence[Stored]) -> str:
 
 def _section(stored: Stored) -> list[str]:
     result, environment = stored
-    lines = ["", f"## {result.id} {result.scale}", "", "| claim | value | bound | |", "|---|---|---|---|"]
+    lines = [
+        "",
+        f"## {result.id} {result.scale}",
+        "",
+        "| claim | value | bound | |",
+        "|---|---|---|---|",
+    ]
     lines += [
         f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | {'holds' if claim.holds else '**lost**'} |"
         for claim in result.claims
     ]
     lines += ["", "| quantity | paper | ours | sd | seeds |", "|---|---|---|---|---|"]
-    lines += [f"| {r.quantity} | {number(r.paper)} | {number(r.ours)} | {number(r.sd)} | {r.seeds} |" for r in result.rows]
+    lines += [
+        f"| {r.quantity} | {number(r.paper)} | {number(r.ours)} | {number(r.sd)} | {r.seeds} |"
+        for r in result.rows
+    ]
     return [*lines, "", ", ".join(f"{name} {version}" for name, version in environment.items())]
 
 

@@ -14,7 +14,9 @@ def result_tables(result: Result) -> list[Table]:
     """The numbers of a reproduction beside the paper's, and what became of its claims."""
     rows = Table("quantity", "paper", "ours", "sd", "seeds")
     for row in result.rows:
-        rows.add_row(Text(row.quantity), number(row.paper), number(row.ours), number(row.sd), str(row.seeds))
+        rows.add_row(
+            Text(row.quantity), number(row.paper), number(row.ours), number(row.sd), str(row.seeds)
+        )
     claims = Table("claim", "value", "bound", "holds")
     for claim in result.claims:
         claims.add_row(Text(claim.claim), number(claim.value), number(claim.bound), _verdict(claim))
@@ -23,13 +25,24 @@ def result_tables(result: Result) -> list[Table]:
 
 def overview(results: Sequence[Result]) -> Table:
     """A line a reproduction, and one for each claim that is lost."""
-    table = Table("experiment", "scale", "time", "claims that hold, and those lost", "value", "bound")
+    table = Table(
+        "experiment", "scale", "time", "claims that hold, and those lost", "value", "bound"
+    )
     for result in results:
         held = sum(claim.holds for claim in result.claims)
-        table.add_row(result.id, result.scale, duration(result.seconds), f"{held} of {len(result.claims)}")
+        table.add_row(
+            result.id, result.scale, duration(result.seconds), f"{held} of {len(result.claims)}"
+        )
         for claim in result.claims:
             if not claim.holds:
-                table.add_row("", "", "", Text(claim.claim, style="red"), number(claim.value), number(claim.bound))
+                table.add_row(
+                    "",
+                    "",
+                    "",
+                    Text(claim.claim, style="red"),
+                    number(claim.value),
+                    number(claim.bound),
+                )
     return table
 
 

@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 
-# Tests compile many small programs and run each for a moment: quick compilation beats quick programs. Set before JAX is imported.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+# Tests compile many small programs and run each for a moment: quick compilation beats quick
+# programs. Set before JAX is imported.
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,9 @@ def frame() -> pd.DataFrame:
     chance = 1 / (1 + np.exp(-(x @ [1.0, -2.0, 0.5] + 0.4 * site - 0.5)))
     columns = {f"x{number}": x[:, number] for number in range(3)}
     names = [f"site{number}" for number in site]
-    return pd.DataFrame({**columns, "y": (generator.uniform(size=200) < chance).astype(int), "site": names})
+    return pd.DataFrame(
+        {**columns, "y": (generator.uniform(size=200) < chance).astype(int), "site": names}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +64,9 @@ def data() -> FederatedData:
 
 @pytest.fixture(scope="session")
 def method() -> Algorithm:
-    return fedavg(logistic(), client_optimizer=optax.sgd(0.2), server_optimizer=optax.adam(0.01), batch_size=8)
+    return fedavg(
+        logistic(), client_optimizer=optax.sgd(0.2), server_optimizer=optax.adam(0.01), batch_size=8
+    )
 
 
 @pytest.fixture

@@ -46,13 +46,16 @@ class Heard(NamedTuple):
 def remembering() -> Algorithm:
     """Not a method: it uses every part of the seam at once, so that engines have nothing to hide.
 
-    Clients keep a memory that starts from the broadcast of their first round and moves by what was SENT; clients and server draw
-    random numbers; the server uses the weighted and the plain sum, the weight and the count.
+    Clients keep a memory that starts from the broadcast of their first round and moves by what was
+    SENT; clients and server draw random numbers; the server uses the weighted and the plain sum,
+    the weight and the count.
     """
 
     def client(key, down, memory, data):
         rows = all_rows(data)
-        mean = jnp.sum(jnp.where(rows.mask[:, None], rows.rows.x, 0), 0) / jnp.maximum(data.count, 1)
+        mean = jnp.sum(jnp.where(rows.mask[:, None], rows.rows.x, 0), 0) / jnp.maximum(
+            data.count, 1
+        )
         noisy = mean + 0.1 * jax.random.normal(key, mean.shape) - 0.1 * down.theta
         return Local(noisy - memory, memory, Heard(jnp.linalg.norm(noisy)))
 
@@ -64,21 +67,31 @@ def remembering() -> Algorithm:
 
     return Algorithm(
         name="remembering",
-        init=lambda key, spec: Walk(jax.random.normal(key, spec.rows.x.shape), jnp.zeros(spec.rows.x.shape)),
-        init_client=lambda key, down, data: 0.2 * down.theta + 0.01 * jax.random.normal(key, down.theta.shape),
+        init=lambda key, spec: Walk(
+            jax.random.normal(key, spec.rows.x.shape), jnp.zeros(spec.rows.x.shape)
+        ),
+        init_client=lambda key, down, data: (
+            0.2 * down.theta + 0.01 * jax.random.normal(key, down.theta.shape)
+        ),
         broadcast=lambda state: state,
         client=client,
         commit=lambda memory, sent: memory + 0.5 * sent,
         server=server,
-        evaluate=lambda key, down, memory, data: {"distance": Mean(jnp.sum((memory - down.theta) ** 2), jnp.ones(()))},
+        evaluate=lambda key, down, memory, data: {
+            "distance": Mean(jnp.sum((memory - down.theta) ** 2), jnp.ones(()))
+        },
         predict=lambda key, down, memory, x: Normal(x @ memory, jnp.ones(x.shape[0])),
         adapt=lambda key, down, data: down.theta + jax.random.normal(key, down.theta.shape),
-        draws=lambda key, down, memory, data, number: memory + jax.random.normal(key, (number, *memory.shape)),
+        draws=lambda key, down, memory, data, number: (
+            memory + jax.random.normal(key, (number, *memory.shape))
+        ),
     )
 
 
 def on_cells(method: Algorithm) -> Algorithm:
-    """A method for observed cells of a matrix of 6 x 4, on rows of numbers: the first two features of a row name its cell."""
+    """A method for observed cells of a matrix of 6 x 4, on rows of numbers: the first two features
+    of a row name its cell.
+    """
 
     def cells(x):
         return jnp.abs(10 * x[..., :2]).astype(jnp.int32) % jnp.array([6, 4])
@@ -87,7 +100,9 @@ def on_cells(method: Algorithm) -> Algorithm:
         return replace(data, rows=Rows(cells(data.rows.x), data.rows.y))
 
     def init(key, spec):
-        return method.init(key, spec._replace(rows=Rows(jax.ShapeDtypeStruct((2,), jnp.int32), spec.rows.y)))
+        return method.init(
+            key, spec._replace(rows=Rows(jax.ShapeDtypeStruct((2,), jnp.int32), spec.rows.y))
+        )
 
     return method._replace(
         init=init,
@@ -104,24 +119,50 @@ OWN_BIAS = models.split_network(models.linear(), personal="bias")
 
 METHODS: dict[str, Callable[[], Algorithm]] = {
     "fedavg": lambda: fedavg(models.linear(), client_optimizer=SGD, batch_size=8),
-    "apfl": lambda: apfl(models.linear(), client_optimizer=SGD, batch_size=8, alpha_step=0.05, adapt_epochs=2),
+    "apfl": lambda: apfl(
+        models.linear(), client_optimizer=SGD, batch_size=8, alpha_step=0.05, adapt_epochs=2
+    ),
     "mb_sgd": lambda: mb_sgd(models.linear(), batch_size=8),
     "fedprox": lambda: fedprox(models.linear(), proximal=0.1, client_optimizer=SGD, batch_size=8),
-    "fedpa": lambda: fedpa(models.linear(), samples=3, burn_in_rounds=1, client_optimizer=SGD, batch_size=8, rank=2),
-    "fedpop": lambda: fedpop(models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5),
-    "fedrep": lambda: fedrep(OWN_BIAS, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2),
+    "fedpa": lambda: fedpa(
+        models.linear(), samples=3, burn_in_rounds=1, client_optimizer=SGD, batch_size=8, rank=2
+    ),
+    "fedpop": lambda: fedpop(
+        models.mixed_linear(slopes="all"), step_size=1e-3, draws=4, adapt_burn_in=5
+    ),
+    "fedrep": lambda: fedrep(
+        OWN_BIAS, head_optimizer=SGD, batch_size=8, head_epochs=2, adapt_epochs=2
+    ),
     "fedper": lambda: fedper(OWN_BIAS, client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "clustered": lambda: clustered(
-        models.linear(), clusters=3, tolerance=0.9, coherence=0.0, patience=2, client_optimizer=SGD, batch_size=8
+        models.linear(),
+        clusters=3,
+        tolerance=0.9,
+        coherence=0.0,
+        patience=2,
+        client_optimizer=SGD,
+        batch_size=8,
     ),
     "local": lambda: local(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
     "fedavg_plus": lambda: fedavg_plus(models.linear(), client_optimizer=SGD, batch_size=8),
-    "fald": lambda: fald(models.linear(), step_size=1e-3, local_steps=3, batch_size=8, correlation=0.5, prior=2.0, keep=3),
+    "fald": lambda: fald(
+        models.linear(),
+        step_size=1e-3,
+        local_steps=3,
+        batch_size=8,
+        correlation=0.5,
+        prior=2.0,
+        keep=3,
+    ),
     "em": lambda: em(models.regression_mixture(components=2)),
     "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
-    "pfedme": lambda: pfedme(models.linear(), proximal=2.0, inner_steps=3, local_rounds=4, batch_size=8, adapt_epochs=2),
+    "pfedme": lambda: pfedme(
+        models.linear(), proximal=2.0, inner_steps=3, local_rounds=4, batch_size=8, adapt_epochs=2
+    ),
     "fedem": lambda: fedem(models.regression_mixture(components=2), step_size=0.2, batch_size=8),
-    "fedmissem": lambda: on_cells(fedmissem(models.matrix_completion(rows=6, columns=4), step_size=0.5, batch_size=8)),
+    "fedmissem": lambda: on_cells(
+        fedmissem(models.matrix_completion(rows=6, columns=4), step_size=0.5, batch_size=8)
+    ),
     "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
 
@@ -129,10 +170,20 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
 VARIANTS: dict[str, Callable[[], Algorithm]] = {
     "remembering": remembering,
     "fedavg-steps": lambda: fedavg(models.linear(), steps=5, batch_size=16),
-    "fedavg-full-batch": lambda: fedavg(models.linear(), batch_size=None, epochs=3, weighting="equal"),
-    "fedadam": lambda: fedavg(models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2),
+    "fedavg-full-batch": lambda: fedavg(
+        models.linear(), batch_size=None, epochs=3, weighting="equal"
+    ),
+    "fedadam": lambda: fedavg(
+        models.linear(), server_optimizer=optax.adam(0.05), batch_size=8, epochs=2
+    ),
     "fedpa-kernel": lambda: fedpa(
-        models.linear(), samples=4, rho="oas", burn_in_steps=2, steps_per_sample=2, kernel=sgld(batch_size=8), step_size=1e-4
+        models.linear(),
+        samples=4,
+        rho="oas",
+        burn_in_steps=2,
+        steps_per_sample=2,
+        kernel=sgld(batch_size=8),
+        step_size=1e-4,
     ),
     "fedpop-sgld": lambda: fedpop(
         models.mixed_linear(slopes=(2, 0)),
@@ -160,22 +211,48 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
         kernel=psgld(batch_size=8),
         effects=models.energy(units=4, particles=8, steps=3, fewest_clients=1),
     ),
-    "fedrep-network": lambda: fedrep(models.mixed_mlp(hidden=(4,), outcome="number"), batch_size=8, head_epochs=2),
-    "fedrep-steps": lambda: fedrep(models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"),
-    "fedrep-nothing-personal": lambda: fedrep(models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1),
-    "fedper-nothing-shared": lambda: fedper(models.split_network(models.linear(), personal="all"), weighting="equal"),
+    "fedrep-network": lambda: fedrep(
+        models.mixed_mlp(hidden=(4,), outcome="number"), batch_size=8, head_epochs=2
+    ),
+    "fedrep-steps": lambda: fedrep(
+        models.linear_map(effects=2), head_steps=5, body_steps=2, batch_size=16, weighting="rows"
+    ),
+    "fedrep-nothing-personal": lambda: fedrep(
+        models.split_network(models.linear(), personal=()), batch_size=None, head_epochs=1
+    ),
+    "fedper-nothing-shared": lambda: fedper(
+        models.split_network(models.linear(), personal="all"), weighting="equal"
+    ),
     "fald-one-chain": lambda: fald(
-        models.linear(scale=None), step_size=1e-3, chains=1, decay=0.1, jitter=0.1, burn_in=1, thinning=2, temperature=0.5
+        models.linear(scale=None),
+        step_size=1e-3,
+        chains=1,
+        decay=0.1,
+        jitter=0.1,
+        burn_in=1,
+        thinning=2,
+        temperature=0.5,
     ),
     "fedem-stream": lambda: fedem(
-        models.gaussian_mixture(components=2, covariance="full"), decay=0.6, batch_size=5, oracle="stream", weighting="equal"
+        models.gaussian_mixture(components=2, covariance="full"),
+        decay=0.6,
+        batch_size=5,
+        oracle="stream",
+        weighting="equal",
     ),
     "mixture-network": lambda: mixture(
-        models.mlp(hidden=(4,), outcome="number"), components=3, steps=5, batch_size=None, server_optimizer=optax.adam(0.05)
+        models.mlp(hidden=(4,), outcome="number"),
+        components=3,
+        steps=5,
+        batch_size=None,
+        server_optimizer=optax.adam(0.05),
     ),
     "fedmissem-observed": lambda: on_cells(
         fedmissem(
-            models.matrix_completion(rows=6, columns=4, curvature="observed", effect_ridge=0.5, offset=1.0), memory_rate=0.0
+            models.matrix_completion(
+                rows=6, columns=4, curvature="observed", effect_ridge=0.5, offset=1.0
+            ),
+            memory_rate=0.0,
         )
     ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),

@@ -1,4 +1,6 @@
-"""Federated problems whose posterior is known, with unequal, heterogeneous and asymmetric clients: symmetry hides sign errors."""
+"""Federated problems whose posterior is known, with unequal, heterogeneous and asymmetric clients:
+symmetry hides sign errors.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +18,9 @@ class Gaussian(NamedTuple):
 
 
 class LinearGaussian(NamedTuple):
-    """y = w'x + b + noise; parameters in the order (w, b); flat prior locally, N(0, I / prior_precision) globally."""
+    """y = w'x + b + noise; parameters in the order (w, b); flat prior locally, N(0, I /
+    prior_precision) globally.
+    """
 
     data: FederatedData
     noise: float
@@ -26,7 +30,9 @@ class LinearGaussian(NamedTuple):
     least_squares: np.ndarray
 
 
-def linear_gaussian(seed: int = 0, *, dimension: int = 3, noise: float = 0.5, sizes: tuple[int, ...] = SIZES) -> LinearGaussian:
+def linear_gaussian(
+    seed: int = 0, *, dimension: int = 3, noise: float = 0.5, sizes: tuple[int, ...] = SIZES
+) -> LinearGaussian:
     rng = np.random.default_rng(seed)
     clients, local = {}, []
     total, moment = np.zeros((dimension + 1,) * 2), np.zeros(dimension + 1)
@@ -56,10 +62,15 @@ class GaussianMean(NamedTuple):
     posterior: Gaussian
 
 
-def gaussian_mean(seed: int = 0, *, scale: float = 2.0, sizes: tuple[int, ...] = SIZES) -> GaussianMean:
+def gaussian_mean(
+    seed: int = 0, *, scale: float = 2.0, sizes: tuple[int, ...] = SIZES
+) -> GaussianMean:
     rng = np.random.default_rng(seed)
     clients = {
-        f"site{number}": (np.zeros((rows, 1), np.float32), rng.normal(3.0 + rng.normal(), scale, rows).astype(np.float32))
+        f"site{number}": (
+            np.zeros((rows, 1), np.float32),
+            rng.normal(3.0 + rng.normal(), scale, rows).astype(np.float32),
+        )
         for number, rows in enumerate(sizes)
     }
     prior = Gaussian(np.array([-1.0]), np.array([[4.0]]))
@@ -71,7 +82,9 @@ def gaussian_mean(seed: int = 0, *, scale: float = 2.0, sizes: tuple[int, ...] =
 
 
 class Logistic(NamedTuple):
-    """Binary regression with a N(0, 4 I) prior on (w, b). Its posterior is a long NUTS run on the pooled rows, stored."""
+    """Binary regression with a N(0, 4 I) prior on (w, b). Its posterior is a long NUTS run on the
+    pooled rows, stored.
+    """
 
     data: FederatedData
     prior_scale: float
@@ -93,7 +106,9 @@ def logistic_rows(
     truth = np.array([1.5, -1.0, 0.3, -0.7])
     clients = {}
     for number, rows in enumerate(sizes):
-        x = (rng.normal(size=(rows, dimension)) * [1.0, 0.5, 2.0] + rng.normal(size=dimension)).astype(np.float32)
+        x = (
+            rng.normal(size=(rows, dimension)) * [1.0, 0.5, 2.0] + rng.normal(size=dimension)
+        ).astype(np.float32)
         logit = x @ (truth[:-1] + 0.3 * rng.normal(size=dimension)) + truth[-1]
         y = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int32)
         clients[f"site{number}"] = (x, y)

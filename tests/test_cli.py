@@ -60,7 +60,12 @@ checkpoint_every = 5
 def write_config(folder: Path, rounds: int) -> Path:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(60, 2))
-    columns = {"x0": x[:, 0], "x1": x[:, 1], "y": (x @ [1.0, -1.0] > 0).astype(int), "site": list("abcd") * 15}
+    columns = {
+        "x0": x[:, 0],
+        "x1": x[:, 1],
+        "y": (x @ [1.0, -1.0] > 0).astype(int),
+        "site": list("abcd") * 15,
+    }
     pd.DataFrame(columns).to_csv(folder / "sites.csv", index=False)
     path = folder / "sites.toml"
     path.write_text(CONFIG.format(path=folder / "sites.csv", rounds=rounds))
@@ -107,7 +112,9 @@ def call(*arguments: object) -> tuple[int, str]:
 
 
 def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
-    """kill -9 at a random moment, resume, Ctrl-C, resume: the metrics and the final state of a run left alone."""
+    """kill -9 at a random moment, resume, Ctrl-C, resume: the metrics and the final state of a run
+    left alone.
+    """
     rounds, moments = 1500, random.Random(0)
     config, run = write_config(tmp_path, rounds), tmp_path / "run"
 
@@ -131,13 +138,17 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
     assert len(lines(run)) == stopped  # the checkpoint is of the last round that was run
     assert reached < stopped < rounds
 
-    code, out, err = finish(start("run", run / "config.toml", "--resume", "--out", run))  # as the hint says
+    code, out, err = finish(
+        start("run", run / "config.toml", "--resume", "--out", run)
+    )  # as the hint says
     assert code == 0, err
     assert f"{rounds} rounds of fedavg on 3 clients" in out
     assert "held-out clients, test rows: accuracy" in out
 
     settings = configuration.read(config)
-    whole = configuration.execute(settings, configuration.build(settings), out=tmp_path / "whole", progress=False)
+    whole = configuration.execute(
+        settings, configuration.build(settings), out=tmp_path / "whole", progress=False
+    )
     assert whole.round == rounds
     assert lines(run) == lines(tmp_path / "whole")
     assert final_state(run) == final_state(tmp_path / "whole")
@@ -145,7 +156,18 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
 
 def test_a_run_with_overrides_and_what_it_refuses(tmp_path):
     config, out = write_config(tmp_path, 50), tmp_path / "run"
-    code, said = call("run", config, "--out", out, "--set", "run.rounds=3", "--set", "method.batch_size=4", "--seed", 9)
+    code, said = call(
+        "run",
+        config,
+        "--out",
+        out,
+        "--set",
+        "run.rounds=3",
+        "--set",
+        "method.batch_size=4",
+        "--seed",
+        9,
+    )
     assert code == 0, said
     assert "3 rounds of fedavg" in said
     assert len(lines(out)) == 3
@@ -169,25 +191,54 @@ def test_the_posterior_of_a_finished_run(tmp_path):
     text = config.read_text()
     start, end = text.index("[method]"), text.index("[run]")
     mixed = '[method]\nname = "fedpop"\nstep_size = 0.2\ndraws = 20\n\n'
-    config.write_text((text[:start] + mixed + text[end:]).replace('"logistic"', '"mixed_logistic"\nslopes = ["x1"]'))
+    config.write_text(
+        (text[:start] + mixed + text[end:]).replace(
+            '"logistic"', '"mixed_logistic"\nslopes = ["x1"]'
+        )
+    )
     code, said = call("run", config, "--out", out, "--set", "model.slopes=['x1', 'z']")
     assert (code, len(said.strip().splitlines()), out.exists()) == (2, 1, False)
     assert "slopes has 'z', but the columns of these data are x0, x1" in said
     assert call("run", config, "--out", out)[0] == 0
 
-    code, said = call("posterior", out, "--client", "c", "--client", "a", "--out", tmp_path / "new" / "summary.csv")
+    code, said = call(
+        "posterior",
+        out,
+        "--client",
+        "c",
+        "--client",
+        "a",
+        "--out",
+        tmp_path / "new" / "summary.csv",
+    )
     assert code == 0, said
     assert "fedpop after 2 rounds" in said
     written = pd.read_csv(tmp_path / "new" / "summary.csv", index_col=["client", "parameter"])
-    assert written.index.tolist() == [(client, name) for client in "ca" for name in ("intercept", "slopes[x1]")]
+    assert written.index.tolist() == [
+        (client, name) for client in "ca" for name in ("intercept", "slopes[x1]")
+    ]
     lower, upper = written.loc[("c", "slopes[x1]"), ["lower_90", "upper_90"]]
     assert f"{lower:.3g} to {upper:.3g}" in said
     assert "slopes[x1]" in said
 
-    code, said = call("posterior", out, "--held-out", "--draws", 200, "--chains", 2, "--out", tmp_path / "draws.nc")
+    code, said = call(
+        "posterior",
+        out,
+        "--held-out",
+        "--draws",
+        200,
+        "--chains",
+        2,
+        "--out",
+        tmp_path / "draws.nc",
+    )
     assert code == 0, said
     draws = xarray.load_dataset(tmp_path / "draws.nc")["slopes"]
-    assert (draws.shape, draws["client"].values.tolist(), draws["slope"].values.tolist()) == ((2, 200, 1, 1), ["b"], ["x1"])
+    assert (draws.shape, draws["client"].values.tolist(), draws["slope"].values.tolist()) == (
+        (2, 200, 1, 1),
+        ["b"],
+        ["x1"],
+    )
     assert len(lines(out)) == 2  # looking does not go on
 
     for arguments, told in (
@@ -205,8 +256,12 @@ def test_names_of_a_summary_are_not_cut():
     text = StringIO()
     name = "slopes[heart_rate_at_rest]"
     index = pd.MultiIndex.from_tuples([("b", name)], names=["client", "parameter"])
-    Console(file=text, width=60).print(*summary_table("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9))
-    lines = [line.split("│")[2].strip() for line in text.getvalue().splitlines() if line.startswith("│")]
+    Console(file=text, width=60).print(
+        *summary_table("a run", pd.DataFrame(np.ones((1, 8)), index=index), 0.9)
+    )
+    lines = [
+        line.split("│")[2].strip() for line in text.getvalue().splitlines() if line.startswith("│")
+    ]
     assert "".join(lines) == name
 
 
@@ -233,10 +288,15 @@ def test_a_run_without_draws_or_unfinished_has_no_posterior(tmp_path):
     config, out = write_config(tmp_path, 3), tmp_path / "run"
     assert call("run", config, "--out", out)[0] == 0
     assert "fedavg has no posterior draws" in call("posterior", out)[1]
-    (out / "config.toml").write_text((out / "config.toml").read_text().replace("rounds = 3", "rounds = 9"))
+    (out / "config.toml").write_text(
+        (out / "config.toml").read_text().replace("rounds = 3", "rounds = 9")
+    )
     code, said = call("posterior", out)
     assert code == 2
-    assert f"is at round 3 of 9: finish it by `covey run {out}/config.toml --resume --out {out}`" in said
+    assert (
+        f"is at round 3 of 9: finish it by `covey run {out}/config.toml --resume --out {out}`"
+        in said
+    )
     (out / "config.toml").write_text('[method]\nname = "fedavg"\n')
     assert "was started from Python" in call("posterior", out)[1]
 
@@ -302,12 +362,20 @@ def test_list(kind, named):
 def test_reproduce_exits_by_its_claims(tmp_path, monkeypatch, holds):
     def run(scale, report):
         report("half way")
-        return [Row("accuracy", 0.8, 0.79, 0.01, 3)], [Claim("at least 0.7", 0.79, 0.7, holds)], go.Figure()
+        return (
+            [Row("accuracy", 0.8, 0.79, 0.01, 3)],
+            [Claim("at least 0.7", 0.79, 0.7, holds)],
+            go.Figure(),
+        )
 
     module = ModuleType("some_paper")
     module.__dict__["run"] = run
     monkeypatch.setitem(sys.modules, "some_paper", module)
-    monkeypatch.setitem(EXPERIMENTS, "some-paper", Experiment("some_paper:run", "A paper", {"quick": 5.0, "full": 7200.0}))
+    monkeypatch.setitem(
+        EXPERIMENTS,
+        "some-paper",
+        Experiment("some_paper:run", "A paper", {"quick": 5.0, "full": 7200.0}),
+    )
     code, said = call("reproduce", "some-paper", "--scale", "full", "--out", tmp_path)
     assert code == (0 if holds else 1)
     assert said.index("expected to take 2 h 0 min") < said.index("half way")
@@ -342,7 +410,9 @@ def test_help_is_quick_and_light():
 
     def seconds() -> float:
         begin = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert done.stdout.splitlines()[-1] == "[]"
         assert "reproduce" in done.stdout
         return time.perf_counter() - begin

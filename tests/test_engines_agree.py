@@ -1,4 +1,6 @@
-"""Every method gives the same run vectorised and one client at a time over bytes, whatever goes wrong on the way."""
+"""Every method gives the same run vectorised and one client at a time over bytes, whatever goes
+wrong on the way.
+"""
 
 import jax
 import numpy as np
@@ -40,14 +42,20 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
         assert one.keys() == other.keys()
         for name, value in one.items():
             np.testing.assert_allclose(other[name], value, rtol=10 * tolerance, err_msg=name)
-    together = (fast.snapshot(fast_state), fast.evaluate(fast_state)), (plain.snapshot(plain_state), plain.evaluate(plain_state))
+    together = (
+        (fast.snapshot(fast_state), fast.evaluate(fast_state)),
+        (plain.snapshot(plain_state), plain.evaluate(plain_state)),
+    )
     for one, other in zip(*map(jax.tree.leaves, together), strict=True):
         np.testing.assert_allclose(other, one, rtol=10 * tolerance, atol=10 * tolerance)
 
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, method in EVERY.items()],
+    [
+        pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, method in EVERY.items()
+    ],
 )
 def test_methods(method, data):
     assert_agree(method, data)
@@ -55,7 +63,10 @@ def test_methods(method, data):
 
 @pytest.mark.parametrize(
     "scheme",
-    [pytest.param(scheme, id=name, marks=pytest.mark.slow if name == "weighted" else ()) for name, scheme in COHORTS.items()],
+    [
+        pytest.param(scheme, id=name, marks=pytest.mark.slow if name == "weighted" else ())
+        for name, scheme in COHORTS.items()
+    ],
 )
 def test_cohorts_with_lost_late_and_repeated_messages(scheme, data):
     faults = Faults(dropout=0.3, straggler=0.2, repeat=0.3)
@@ -65,11 +76,15 @@ def test_cohorts_with_lost_late_and_repeated_messages(scheme, data):
 @pytest.mark.parametrize("method", ["fedavg", "remembering"])
 def test_a_lossy_channel(method, data):
     # A rounding that falls the other way changes a number by up to 2^-7 of its size.
-    assert_agree(EVERY[method], data, channel=bfloat16(), faults=Faults(dropout=0.3), tolerance=2**-7)
+    assert_agree(
+        EVERY[method], data, channel=bfloat16(), faults=Faults(dropout=0.3), tolerance=2**-7
+    )
 
 
 def test_a_memory_moves_by_what_was_sent(data):
-    """Through a lossy channel and lost uploads, the changes of all memories add up to what the server has summed."""
+    """Through a lossy channel and lost uploads, the changes of all memories add up to what the
+    server has summed.
+    """
     engine = Simulation(remembering(), data, seed=0, channel=bfloat16(), faults=Faults(dropout=0.4))
     state, _ = engine.advance(engine.start(), 4)  # until everyone has a memory
     before = engine.snapshot(state)
@@ -101,17 +116,30 @@ def test_compressors(method, channel, data):
 
 def test_draws(data):
     rest, new = data.hold_out(["site2"])
-    engines = [engine(remembering(), rest, seed=1, cohort=cohort.uniform(2)) for engine in (Simulation, Loop)]
+    engines = [
+        engine(remembering(), rest, seed=1, cohort=cohort.uniform(2))
+        for engine in (Simulation, Loop)
+    ]
     states = [engine.advance(engine.start(), 1)[0] for engine in engines]
     # Two that took part and two that did not, in an order of their own.
     mixed = np.array([3, 0, 2, 1])
-    known = [engine.draws(state, mixed, 5, chains=(0, 7)) for engine, state in zip(engines, states, strict=True)]
+    known = [
+        engine.draws(state, mixed, 5, chains=(0, 7))
+        for engine, state in zip(engines, states, strict=True)
+    ]
     assert known[0].shape == (4, 2, 5, 3)
     np.testing.assert_allclose(*known, rtol=1e-5)
     assert np.all(np.abs(known[0][:, 0] - known[0][:, 1]) > 0)  # chains are not copies
-    for engine, state in zip(engines, states, strict=True):  # a client's draws do not depend on who else is asked for
-        np.testing.assert_allclose(engine.draws(state, np.array([2]), 5, chains=(7,))[0, 0], known[0][2, 1], rtol=1e-5)
-    unseen = [engine.draws(state, np.array([0]), 5, data=new) for engine, state in zip(engines, states, strict=True)]
+    for engine, state in zip(
+        engines, states, strict=True
+    ):  # a client's draws do not depend on who else is asked for
+        np.testing.assert_allclose(
+            engine.draws(state, np.array([2]), 5, chains=(7,))[0, 0], known[0][2, 1], rtol=1e-5
+        )
+    unseen = [
+        engine.draws(state, np.array([0]), 5, data=new)
+        for engine, state in zip(engines, states, strict=True)
+    ]
     np.testing.assert_allclose(*unseen, rtol=1e-5)
     without = Simulation(METHODS["fedavg"](), data, seed=1)
     with pytest.raises(ValueError, match="fedavg has no posterior draws"):
@@ -122,6 +150,9 @@ def test_prediction(data):
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     for name in ("local", "fedavg_plus"):
         method = METHODS[name]
-        engines = Simulation(method(), data, seed=1), Loop(method(), data, seed=1, channel=identity())
+        engines = (
+            Simulation(method(), data, seed=1),
+            Loop(method(), data, seed=1, channel=identity()),
+        )
         means = [e.predict(e.advance(e.start(), 2)[0], 3, x).mean for e in engines]
         np.testing.assert_allclose(*means, rtol=1e-4, atol=1e-5)

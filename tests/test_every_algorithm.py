@@ -10,20 +10,29 @@ from covey.config.catalogue import METHODS as CATALOGUE
 from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 
-# The quick tests walk one method with states of clients and draws, and one that only learns; engines know no method from another.
+# The quick tests walk one method with states of clients and draws, and one that only learns;
+# engines know no method from another.
 QUICK = ("fedpop",)
 every_method = pytest.mark.parametrize(
     "method",
-    [pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, method in METHODS.items()],
+    [
+        pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
 )
 
 
-# The walk draws clients alike that have unequal rows, which is not what FA-LD's second scheme is for.
+# The walk draws clients alike that have unequal rows, which is not what FA-LD's second scheme is
+# for.
 pytestmark = pytest.mark.filterwarnings("ignore:fald. clients have")
 
 
 def same(one, other, **tolerance):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tolerance), one, other)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), **tolerance),
+        one,
+        other,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +73,13 @@ def assert_resumes(method, data, storage):
         return algorithm.client(*arguments)
 
     def engine():
-        return Simulation(algorithm._replace(client=client), data, seed=5, cohort=cohort.uniform(2), storage=storage)
+        return Simulation(
+            algorithm._replace(client=client),
+            data,
+            seed=5,
+            cohort=cohort.uniform(2),
+            storage=storage,
+        )
 
     whole = engine()
     straight, lines = whole.advance(whole.start(), 2)
@@ -101,7 +116,9 @@ def test_every_chunk_size_and_storage_gives_the_same_run(method, data):
 
 @every_method
 def test_a_client_does_not_depend_on_the_others_around_it(method, data):
-    """Keys follow the client's id: its upload is the same wherever it stands, also where there is no other."""
+    """Keys follow the client's id: its upload is the same wherever it stands, also where there is
+    no other.
+    """
 
     def loss(some):
         engine = Simulation(method(), some, seed=2)

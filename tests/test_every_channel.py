@@ -7,14 +7,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.channel import CHANNELS, bfloat16, block_quantisation, clipping, dithering, identity, masked, natural, rand_k, top_k
+from covey.channel import (
+    CHANNELS,
+    bfloat16,
+    block_quantisation,
+    clipping,
+    dithering,
+    identity,
+    masked,
+    natural,
+    rand_k,
+    top_k,
+)
 from covey.config.catalogue import CHANNELS as CATALOGUE
 from covey.core import tree, wire
 from covey.engines.site import Header, open_body, seal
 
 RANDOM = np.random.default_rng(0)
-VALUES = RANDOM.uniform(0.3, 3.0, 60) * RANDOM.choice([-1, 1, 1], 60)  # no number so small that it is hardly ever sent
-UPLOAD = {"a": jnp.asarray(VALUES[:40].reshape(8, 5), jnp.float32), "b": jnp.asarray(VALUES[40:], jnp.float32)}
+VALUES = RANDOM.uniform(0.3, 3.0, 60) * RANDOM.choice(
+    [-1, 1, 1], 60
+)  # no number so small that it is hardly ever sent
+UPLOAD = {
+    "a": jnp.asarray(VALUES[:40].reshape(8, 5), jnp.float32),
+    "b": jnp.asarray(VALUES[40:], jnp.float32),
+}
 DRAWS = 4000
 
 # Bits of the payload of 60 float32; every packed string is filled up to whole bytes.
@@ -62,7 +78,9 @@ def test_those_without_a_bound_are_the_biased_ones():
 
 @every_channel
 def test_the_walk(channel, bits):
-    """Unbatched, batched and through real bytes the same numbers; bits as packed; mean and variance as claimed."""
+    """Unbatched, batched and through real bytes the same numbers; bits as packed; mean and variance
+    as claimed.
+    """
     keys = jax.random.split(jax.random.key(1), DRAWS)
     payloads, sent, _ = jax.jit(jax.vmap(lambda key: send(channel, key, UPLOAD)))(keys)
     shapes = jax.eval_shape(lambda key: send(channel, key, UPLOAD), keys[0])[0]
@@ -71,23 +89,34 @@ def test_the_walk(channel, bits):
         payload, simulated = jax.tree.map(lambda leaf, at=place: leaf[at], (payloads, sent))
         data = wire.pack(payload)
         assert channel.bits(payload) == channel.bits(shapes) == bits
-        assert 0 <= 8 * len(data) - bits <= 8 * 80  # headers: type, rank and shape of each array, and a checksum
+        assert (
+            0 <= 8 * len(data) - bits <= 8 * 80
+        )  # headers: type, rank and shape of each array, and a checksum
         jax.tree.map(np.testing.assert_array_equal, simulated, decode(wire.unpack(data, shapes)))
-        # A sum of squares may be taken in another order when it is not one of many: the last bit of a norm.
-        np.testing.assert_allclose(flat(simulated), flat(program(channel)(keys[place], UPLOAD)[1]), rtol=3e-7)
+        # A sum of squares may be taken in another order when it is not one of many: the last bit of
+        # a norm.
+        np.testing.assert_allclose(
+            flat(simulated), flat(program(channel)(keys[place], UPLOAD)[1]), rtol=3e-7
+        )
         assert tree.specs(simulated) == tree.specs(UPLOAD)
     if channel.omega is None:
         return
     x = flat(UPLOAD)
-    draws = np.concatenate([np.asarray(leaf, np.float64).reshape(DRAWS, -1) for leaf in jax.tree.leaves(sent)], axis=1)
+    draws = np.concatenate(
+        [np.asarray(leaf, np.float64).reshape(DRAWS, -1) for leaf in jax.tree.leaves(sent)], axis=1
+    )
     assert np.all(np.abs(draws.mean(0) - x) <= 5 * draws.std(0) / np.sqrt(DRAWS) + 1e-7 * np.abs(x))
     squares = np.sum((draws - x) ** 2, axis=1)
     assert channel.omega(UPLOAD) == channel.omega(tree.specs(UPLOAD))
-    assert squares.mean() - 4 * squares.std() / np.sqrt(DRAWS) <= channel.omega(UPLOAD) * np.sum(x**2)
+    assert squares.mean() - 4 * squares.std() / np.sqrt(DRAWS) <= channel.omega(UPLOAD) * np.sum(
+        x**2
+    )
 
 
 def sharp(name, d):
-    """A vector that comes near the variance bound: all equal for norm 2, one above the others for inf."""
+    """A vector that comes near the variance bound: all equal for norm 2, one above the others for
+    inf.
+    """
     x = np.ones(d, np.float32)
     if name.endswith("inf"):
         x /= 1 + np.sqrt(d)
@@ -99,7 +128,12 @@ def sharp(name, d):
     ("name", "channel", "d", "share"),
     [
         ("dithering", dithering(levels=1), 400, 0.9),
-        ("dithering", dithering(levels=2), 16, 0.99),  # 2 / sqrt(16) of a level each: the other branch of the minimum
+        (
+            "dithering",
+            dithering(levels=2),
+            16,
+            0.99,
+        ),  # 2 / sqrt(16) of a level each: the other branch of the minimum
         ("dithering-inf", dithering(levels=1, norm="inf"), 400, 0.9),
         ("dithering-1", dithering(levels=1, norm=1), 400, 0.9),
         ("block", block_quantisation(block=50), 400, 0.95),
@@ -125,7 +159,10 @@ def test_zeros_stay_zeros_and_one_number_passes(channel, bits):
     _, sent, _ = program(channel)(jax.random.key(0), zeros)
     assert np.all(flat(sent) == 0)
     if channel is WALK["rand_k"][0] or channel is WALK["top_k"][0]:
-        with pytest.raises(ValueError, match=r"k = 9 numbers cannot be chosen of the 1 that the upload has; choose k up to 1"):
+        with pytest.raises(
+            ValueError,
+            match=r"k = 9 numbers cannot be chosen of the 1 that the upload has; choose k up to 1",
+        ):
             send(channel, jax.random.key(0), {"a": jnp.ones(1)})
         return
     payload, sent, _ = program(channel)(jax.random.key(0), {"a": jnp.full(1, -2.0)})
@@ -160,7 +197,9 @@ def test_double_precision(channel, bits):
         arrived = jax.jit(channel.decode)(wire.unpack(wire.pack(payload), tree.specs(payload)))
         jax.tree.map(np.testing.assert_array_equal, sent, arrived)
         mixed = {"a": up["a"].astype(jnp.float32), "b": up["b"]}
-        assert jax.eval_shape(functools.partial(send, channel), jax.random.key(0), mixed)[1] == tree.specs(mixed)
+        assert jax.eval_shape(functools.partial(send, channel), jax.random.key(0), mixed)[
+            1
+        ] == tree.specs(mixed)
 
 
 @every_channel
@@ -177,7 +216,9 @@ def test_a_payload_that_was_changed_or_cut_is_refused_and_its_client_named(chann
     longer = {"a": jnp.ones((9, 5)), "b": jnp.ones(21)}
     shapes, _, _ = jax.eval_shape(functools.partial(send, channel), jax.random.key(0), longer)
     other = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    if tree.specs(jax.tree.leaves(other)) != tree.specs(jax.tree.leaves(payload)):  # k numbers are k numbers of any upload
+    if tree.specs(jax.tree.leaves(other)) != tree.specs(
+        jax.tree.leaves(payload)
+    ):  # k numbers are k numbers of any upload
         with pytest.raises(wire.WireError, match=r"client 12, round 3: array .* was expected"):
             open_body(seal(Header(12, 3), other), tree.specs(payload))
 

@@ -19,11 +19,19 @@ def test_the_python_examples_run():
     for code in blocks("python"):
         exec(code, names)
     assert names["run"].round == 150
-    draws = {name: names["fit"].posterior.draws(name, 200)["intercept"].mean() for name in ("cleveland", "switzerland")}
+    draws = {
+        name: names["fit"].posterior.draws(name, 200)["intercept"].mean()
+        for name in ("cleveland", "switzerland")
+    }
     assert draws["switzerland"] > draws["cleveland"]  # almost every patient there is ill
     intervals = names["fit"].posterior.summary(["cleveland", "switzerland"])
-    assert intervals.loc[("switzerland", "intercept"), "lower_90"] > intervals.loc[("cleveland", "intercept"), "upper_90"]
-    assert names["run"].predict(names["new"].rows.x[:5], client="va", data=names["new"]).mean.shape == (5, 2)
+    assert (
+        intervals.loc[("switzerland", "intercept"), "lower_90"]
+        > intervals.loc[("cleveland", "intercept"), "upper_90"]
+    )
+    assert names["run"].predict(
+        names["new"].rows.x[:5], client="va", data=names["new"]
+    ).mean.shape == (5, 2)
 
 
 def test_the_commands_exist():

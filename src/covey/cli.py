@@ -1,4 +1,6 @@
-"""The command line: a thin layer on `covey.config` and `covey.runs`. Everything heavy is imported by the command that needs it."""
+"""The command line: a thin layer on `covey.config` and `covey.runs`. Everything heavy is imported
+by the command that needs it.
+"""
 
 import os
 import shlex
@@ -86,7 +88,9 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.")
+    ] = False,
 ) -> None:
     if show_version:
         _console.print(f"covey {version('covey')}", highlight=False)
@@ -95,14 +99,26 @@ def _root(
 
 @app.command("run")
 def run_command(
-    config: Annotated[Path, typer.Argument(help="The configuration, a TOML file.", metavar="CONFIG.toml")],
+    config: Annotated[
+        Path, typer.Argument(help="The configuration, a TOML file.", metavar="CONFIG.toml")
+    ],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one value of the configuration; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="TABLE.KEY=VALUE",
+            help="Change one value of the configuration; may be repeated.",
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the run directory.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="The run directory; runs/NAME by default.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The seed, in place of the configuration's.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the run directory.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run directory; runs/NAME by default.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The seed, in place of the configuration's.")
+    ] = None,
 ) -> None:
     """Run a method as a configuration describes it."""
     with _mistakes_in_one_line():
@@ -112,47 +128,83 @@ def run_command(
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
         try:
-            settings = model_selection.decided(settings, directory, resume=resume, report=lambda line: _errors.print(Text(line)))
+            settings = model_selection.decided(
+                settings, directory, resume=resume, report=lambda line: _errors.print(Text(line))
+            )
             parts = configuration.build(settings)
             done = configuration.execute(settings, parts, out=directory, resume=resume)
         except KeyboardInterrupt as interrupt:
-            _errors.print(Text(str(interrupt) or "stopped before the first round"), style="yellow", soft_wrap=True)
+            _errors.print(
+                Text(str(interrupt) or "stopped before the first round"),
+                style="yellow",
+                soft_wrap=True,
+            )
             if (directory / "config.toml").exists():
                 place = shlex.quote(str(directory))
                 command = f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out {place}"
                 _errors.print(Text(f"to go on: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
-        _console.print(f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients", highlight=False)
+        _console.print(
+            f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients",
+            highlight=False,
+        )
         split: Split = settings.options["run"].get("split", "validation")
         if done.data.counts(split).any():
             _print_evaluation("clients", done.evaluate(split=split))
         if parts.unseen is not None:
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, split="test"))
         if done.ledger is not None:
-            spent = ", ".join(f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items())
-            _console.print(Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"), soft_wrap=True)
-        page.write(done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8"))
-        _console.print(Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True)
+            spent = ", ".join(
+                f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items()
+            )
+            _console.print(
+                Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"),
+                soft_wrap=True,
+            )
+        page.write(
+            done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8")
+        )
+        _console.print(
+            Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True
+        )
 
 
 @app.command("posterior")
 def posterior_command(
-    directory: Annotated[Path, typer.Argument(help="The run directory of a finished run.", metavar="RUN_DIRECTORY")],
+    directory: Annotated[
+        Path, typer.Argument(help="The run directory of a finished run.", metavar="RUN_DIRECTORY")
+    ],
     clients: Annotated[
-        list[str] | None, typer.Option("--client", metavar="NAME", help="A client; may be repeated. All by default.")
+        list[str] | None,
+        typer.Option("--client", metavar="NAME", help="A client; may be repeated. All by default."),
     ] = None,
-    held_out: Annotated[bool, typer.Option("--held-out", help="Of the clients that were held out.")] = False,
-    draws: Annotated[int | None, typer.Option("--draws", help="Draws of each chain; 1000 by default.")] = None,
-    chains: Annotated[int | None, typer.Option("--chains", help="Chains of each client; 4 by default.")] = None,
-    probability: Annotated[float, typer.Option("--probability", help="Of the credible intervals.")] = 0.9,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of the clients that were held out.")
+    ] = False,
+    draws: Annotated[
+        int | None, typer.Option("--draws", help="Draws of each chain; 1000 by default.")
+    ] = None,
+    chains: Annotated[
+        int | None, typer.Option("--chains", help="Chains of each client; 4 by default.")
+    ] = None,
+    probability: Annotated[
+        float, typer.Option("--probability", help="Of the credible intervals.")
+    ] = 0.9,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv).")
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv)."
+        ),
     ] = None,
 ) -> None:
-    """Credible intervals of what is each client's own, or of what all share, from a finished run."""
+    """Credible intervals of what is each client's own, or of what all share, from a finished
+    run.
+    """
     with _mistakes_in_one_line():
         if out is not None and out.suffix not in (".nc", ".csv"):
-            raise ValueError(f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these")
+            raise ValueError(
+                f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these"
+            )
         from covey.config import configuration
         from covey.core.algorithm import no_draws
         from covey.inference.posterior import check_probability
@@ -162,7 +214,9 @@ def posterior_command(
         check_probability(probability)
         done, held = configuration.reopen(directory)
         if held_out and held is None:
-            raise ValueError(f"{directory}: no clients were held out from this run; leave --held-out away")
+            raise ValueError(
+                f"{directory}: no clients were held out from this run; leave --held-out away"
+            )
         if done.method.draws is None and done.method.chains is None:
             raise ValueError(no_draws(done.method))
         if done.method.chains is not None and (clients or held_out or draws or chains):
@@ -175,14 +229,19 @@ def posterior_command(
         if done.method.chains is not None:
             drawn = done.chains.trace()
         else:
-            number = {"draws": 1000 if draws is None else draws, "chains": 4 if chains is None else chains}
+            number = {
+                "draws": 1000 if draws is None else draws,
+                "chains": 4 if chains is None else chains,
+            }
             drawn = done.posterior.trace(clients or None, **number, data=held if held_out else None)
         table = trace.summarise(drawn, probability=probability)
         title = f"{done.name}: {done.method.name} after {done.round} rounds"
         _console.print(*summary_table(title, table, probability))
         if out is not None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode())
+            atomic_files.write(
+                out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode()
+            )
             _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
@@ -198,9 +257,15 @@ def list_command(kind: Annotated[Kind, typer.Argument(help="What to list.")]) ->
 
 @app.command("reproduce")
 def reproduce_command(
-    name: Annotated[str, typer.Argument(metavar="ID", help="The experiment; see `covey list experiments`.")],
-    scale: Annotated[ScaleChoice, typer.Option(help="quick: at most 90 seconds; full: the paper's size.")] = ScaleChoice.quick,
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/ID-SCALE by default.")] = None,
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The experiment; see `covey list experiments`.")
+    ],
+    scale: Annotated[
+        ScaleChoice, typer.Option(help="quick: at most 90 seconds; full: the paper's size.")
+    ] = ScaleChoice.quick,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Where to write; runs/ID-SCALE by default.")
+    ] = None,
 ) -> None:
     """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
     with _mistakes_in_one_line():
@@ -216,9 +281,18 @@ def reproduce_command(
             raise ValueError(unknown("reproduce", name, EXPERIMENTS, "experiment"))
         experiment = EXPERIMENTS[name]
         expected = duration(experiment.expected_seconds[scale.value])
-        _console.print(Text(f"{experiment.description}; expected to take {expected} on two cores"), soft_wrap=True)
+        _console.print(
+            Text(f"{experiment.description}; expected to take {expected} on two cores"),
+            soft_wrap=True,
+        )
         directory = out or Path("runs") / f"{name}-{scale.value}"
-        result = perform(name, experiment, scale=scale.value, out=directory, report=lambda line: _console.print(Text(line)))
+        result = perform(
+            name,
+            experiment,
+            scale=scale.value,
+            out=directory,
+            report=lambda line: _console.print(Text(line)),
+        )
         _console.print(*result_tables(result))
         _console.print(Text(f"written to {directory}"), soft_wrap=True)
         if not result.holds:
@@ -227,8 +301,12 @@ def reproduce_command(
 
 @app.command("results")
 def results_command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where results of `covey reproduce` are.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option("--out", help="Write all numbers to this file, as Markdown.")] = None,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where results of `covey reproduce` are.")
+    ] = Path("runs"),
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write all numbers to this file, as Markdown.")
+    ] = None,
 ) -> None:
     """All reproductions of a folder in one table: how many claims hold, and which are lost."""
     with _mistakes_in_one_line():
@@ -247,7 +325,9 @@ def results_command(
 
 @app.command("demo")
 def demo_command(
-    out: Annotated[Path, typer.Option("--out", help="Where to write the figure.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Where to write the figure.")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
     """Four hospitals learn together without sharing a patient: under a minute."""
     with _mistakes_in_one_line():
@@ -258,23 +338,52 @@ def demo_command(
 
 @privacy_app.command("plan")
 def plan_command(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget: how much may be revealed of one row.")],
-    delta: Annotated[float, typer.Option("--delta", help="The chance that more is; far below one over the number of rows.")],
+    epsilon: Annotated[
+        float, typer.Option("--epsilon", help="The budget: how much may be revealed of one row.")
+    ],
+    delta: Annotated[
+        float,
+        typer.Option(
+            "--delta", help="The chance that more is; far below one over the number of rows."
+        ),
+    ],
     clients: Annotated[int, typer.Option("--clients", help="N, all clients.")],
     rows: Annotated[int, typer.Option("--rows", help="Training rows of the smallest client.")],
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Rows of a minibatch; all by default.")] = None,
-    local_steps: Annotated[int, typer.Option("--local-steps", help="K, steps of a client in a round.")] = 10,
-    chains: Annotated[int, typer.Option("--chains", help="Chains side by side; each costs as much as one.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Rows of a minibatch; all by default.")
+    ] = None,
+    local_steps: Annotated[
+        int, typer.Option("--local-steps", help="K, steps of a client in a round.")
+    ] = 10,
+    chains: Annotated[
+        int, typer.Option("--chains", help="Chains side by side; each costs as much as one.")
+    ] = 1,
     temperature: Annotated[float, typer.Option("--temperature", help="tau.")] = 1.0,
-    clip: Annotated[float, typer.Option("--clip", help="The largest norm of one row's gradient.")] = 1.0,
-    correlations: Annotated[list[float] | None, typer.Option("--correlation", help="rho; may be repeated.")] = None,
-    cohort_sizes: Annotated[list[int] | None, typer.Option("--cohort-size", help="S; may be repeated.")] = None,
-    rounds: Annotated[list[int] | None, typer.Option("--rounds", help="Rounds in all; may be repeated.")] = None,
-    scheme: Annotated[SchemeChoice, typer.Option("--scheme", help="How S clients are drawn.")] = SchemeChoice.uniform,
-    sampling: Annotated[SamplingChoice, typer.Option("--sampling", help="How minibatches are drawn.")] = SamplingChoice.fixed,
-    kept_by: Annotated[AccountantChoice, typer.Option("--kept-by", help="The accountant of the budget.")] = AccountantChoice.rdp,
+    clip: Annotated[
+        float, typer.Option("--clip", help="The largest norm of one row's gradient.")
+    ] = 1.0,
+    correlations: Annotated[
+        list[float] | None, typer.Option("--correlation", help="rho; may be repeated.")
+    ] = None,
+    cohort_sizes: Annotated[
+        list[int] | None, typer.Option("--cohort-size", help="S; may be repeated.")
+    ] = None,
+    rounds: Annotated[
+        list[int] | None, typer.Option("--rounds", help="Rounds in all; may be repeated.")
+    ] = None,
+    scheme: Annotated[
+        SchemeChoice, typer.Option("--scheme", help="How S clients are drawn.")
+    ] = SchemeChoice.uniform,
+    sampling: Annotated[
+        SamplingChoice, typer.Option("--sampling", help="How minibatches are drawn.")
+    ] = SamplingChoice.fixed,
+    kept_by: Annotated[
+        AccountantChoice, typer.Option("--kept-by", help="The accountant of the budget.")
+    ] = AccountantChoice.rdp,
 ) -> None:
-    """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and rounds."""
+    """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and
+    rounds.
+    """
     with _mistakes_in_one_line():
         from covey.privacy.planning import plan
         from covey.report.tables import number
@@ -296,16 +405,23 @@ def plan_command(
             sampling=sampling.value,
             kept_by=kept_by.value,
         )
-        table = Table(title=f"epsilon {epsilon:g} at delta {delta:g}, kept by {kept_by.value}", title_justify="left")
+        table = Table(
+            title=f"epsilon {epsilon:g} at delta {delta:g}, kept by {kept_by.value}",
+            title_justify="left",
+        )
         for name in ("S of N", "rounds", "rho", "largest step_size", "rdp", "theorem", "pld"):
             table.add_column(name, justify="right")
         for one in proposals:
             spent = [number(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
             size = f"{one.cohort_size} of {clients}"
-            table.add_row(size, str(one.rounds), f"{one.correlation:g}", number(one.step_size), *spent)
+            table.add_row(
+                size, str(one.rounds), f"{one.correlation:g}", number(one.step_size), *spent
+            )
         _console.print(table)
         _console.print(
-            Text("An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."),
+            Text(
+                "An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."
+            ),
             soft_wrap=True,
         )
 
@@ -335,7 +451,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs between commands; its own variables win. Read when JAX is imported."""
+    """Let JAX keep compiled programs between commands; its own variables win. Read when JAX is
+    imported.
+    """
     given = os.environ.get("COVEY_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME")
     cache = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "covey"

@@ -40,7 +40,9 @@ def test_a_share_of_zero_is_fedavg():
     server = {"server_optimizer": optax.adam(0.1)}
     state, lines = fit(apfl(models.linear(), alpha=0, **MINIBATCH, **server))
     plain, plain_lines = fit(fedavg(models.linear(), **MINIBATCH, **server))
-    np.testing.assert_array_equal(coefficients(state.server.parameters), coefficients(plain.server.parameters))
+    np.testing.assert_array_equal(
+        coefficients(state.server.parameters), coefficients(plain.server.parameters)
+    )
     assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in plain_lines]
     # What clients keep has not moved, and they predict as all do.
     assert not np.any(coefficients(state.nodes.state.parameters))
@@ -48,18 +50,26 @@ def test_a_share_of_zero_is_fedavg():
     method = apfl(models.linear(), alpha=0)
     own = jax.tree.map(lambda leaf: leaf[1], state.nodes.state)
     predicted = method.predict(jax.random.key(0), state.server.parameters, own, jnp.asarray(x)).mean
-    np.testing.assert_allclose(predicted, models.linear().predictive(plain.server.parameters, jnp.asarray(x)).mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        predicted,
+        models.linear().predictive(plain.server.parameters, jnp.asarray(x)).mean,
+        rtol=1e-12,
+    )
 
 
 @pytest.mark.slow
 def test_a_share_of_one_is_local_training():
     state, _ = fit(apfl(models.linear(), alpha=1, **MINIBATCH))
     alone, _ = fit(local(models.linear(), **MINIBATCH))
-    np.testing.assert_array_equal(coefficients(state.nodes.state.parameters), coefficients(alone.nodes.state.parameters))
+    np.testing.assert_array_equal(
+        coefficients(state.nodes.state.parameters), coefficients(alone.nodes.state.parameters)
+    )
     np.testing.assert_array_equal(state.nodes.state.alpha, np.ones(3))
     # The common model is learned beside it.
     together, _ = fit(fedavg(models.linear(), **MINIBATCH))
-    np.testing.assert_array_equal(coefficients(state.server.parameters), coefficients(together.server.parameters))
+    np.testing.assert_array_equal(
+        coefficients(state.server.parameters), coefficients(together.server.parameters)
+    )
 
 
 def designs():
@@ -79,7 +89,9 @@ def by_hand(rounds, steps, share, share_step, weights):
         ends = []
         for place, (design, y) in enumerate(designs()):
             copy, mine, a = common.copy(), own[place], shares[place]
-            a = np.clip(a - share_step * (mine - copy) @ slope(design, y, a * mine + (1 - a) * copy), 0, 1)
+            a = np.clip(
+                a - share_step * (mine - copy) @ slope(design, y, a * mine + (1 - a) * copy), 0, 1
+            )
             for _ in range(steps):
                 by_own = a * slope(design, y, a * mine + (1 - a) * copy)
                 copy, mine = copy - STEP * slope(design, y, copy), mine - STEP * by_own
@@ -92,9 +104,16 @@ def by_hand(rounds, steps, share, share_step, weights):
 @pytest.mark.parametrize("weighting", ["rows", "equal"])
 @pytest.mark.parametrize("share_step", [None, ALPHA_STEP])
 def test_rounds_are_those_of_the_paper(weighting, share_step):
-    options = {"client_optimizer": optax.sgd(STEP), "batch_size": None, "steps": 3, "weighting": weighting}
+    options = {
+        "client_optimizer": optax.sgd(STEP),
+        "batch_size": None,
+        "steps": 3,
+        "weighting": weighting,
+    }
     state, lines = fit(apfl(models.linear(), alpha=0.3, alpha_step=share_step, **options), 4)
-    common, own, shares = by_hand(4, 3, 0.3, share_step or 0.0, SIZES if weighting == "rows" else None)
+    common, own, shares = by_hand(
+        4, 3, 0.3, share_step or 0.0, SIZES if weighting == "rows" else None
+    )
     np.testing.assert_allclose(coefficients(state.server.parameters), common, rtol=1e-9)
     np.testing.assert_allclose(coefficients(state.nodes.state.parameters), own, rtol=1e-9)
     np.testing.assert_allclose(state.nodes.state.alpha, shares, rtol=1e-9)
@@ -105,7 +124,10 @@ def test_rounds_are_those_of_the_paper(weighting, share_step):
 
 
 def test_a_learned_share_stays_between_zero_and_one():
-    state, _ = fit(apfl(models.linear(), alpha=0.3, alpha_step=1e3, client_optimizer=optax.sgd(STEP), steps=3), 4)
+    state, _ = fit(
+        apfl(models.linear(), alpha=0.3, alpha_step=1e3, client_optimizer=optax.sgd(STEP), steps=3),
+        4,
+    )
     shares = np.asarray(state.nodes.state.alpha)
     assert np.all((shares == 0) | (shares == 1))
 
@@ -114,7 +136,14 @@ def test_a_new_client_trains_its_own_part_with_the_common_one_held():
     design, y = next(iter(designs()))
     rows = Rows(design[:, :3], y)
     common = np.array([0.5, -1.0, 0.2, 0.3])
-    method = apfl(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, alpha=0.4, alpha_step=0.1, adapt_epochs=7)
+    method = apfl(
+        models.linear(),
+        client_optimizer=optax.sgd(STEP),
+        batch_size=None,
+        alpha=0.4,
+        alpha_step=0.1,
+        adapt_epochs=7,
+    )
     down = Linear(jnp.asarray(common[:3]), jnp.asarray(common[3]))
     found = method.adapt(jax.random.key(0), down, whole(rows))
     mine = common.copy()
@@ -123,13 +152,18 @@ def test_a_new_client_trains_its_own_part_with_the_common_one_held():
     np.testing.assert_allclose(coefficients(found.parameters), mine, rtol=1e-10)
     assert found.alpha == 0.4
     nothing = Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(0), 12)
-    np.testing.assert_array_equal(coefficients(method.adapt(jax.random.key(0), down, nothing).parameters), common)
+    np.testing.assert_array_equal(
+        coefficients(method.adapt(jax.random.key(0), down, nothing).parameters), common
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"alpha": 1.5}, "alpha is the share of a client's own model and must be in .0, 1., got 1.5"),
+        (
+            {"alpha": 1.5},
+            "alpha is the share of a client's own model and must be in .0, 1., got 1.5",
+        ),
         ({"alpha_step": 0.0}, "alpha_step must be above 0, got 0"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Clustered federated learning against FedAvg, the paper's own division of all pairs, and FedAvg of each group alone."""
+"""Clustered federated learning against FedAvg, the paper's own division of all pairs, and FedAvg of
+each group alone.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +48,8 @@ def clusters_of(method, state, data):
     down, adapt = method.broadcast(state.server), jax.jit(method.adapt)
     rows, most = jax.tree.map(jnp.asarray, data.rows), int(data.counts("train").max())
     shards = [
-        Shard(rows, jnp.int32(s), jnp.int32(n), most) for s, n in zip(data.starts("train"), data.counts("train"), strict=True)
+        Shard(rows, jnp.int32(s), jnp.int32(n), most)
+        for s, n in zip(data.starts("train"), data.counts("train"), strict=True)
     ]
     return np.array([int(adapt(jax.random.key(0), down, shard).cluster) for shard in shards])
 
@@ -56,7 +59,9 @@ def test_one_cluster_is_fedavg():
     options = {"client_optimizer": optax.sgd(0.05), "batch_size": 8, "epochs": 2}
     one, lines = fit(clustered(models.linear(), clusters=1, **options), data, 5)
     plain, plain_lines = fit(fedavg(models.linear(), **options), data, 5)
-    np.testing.assert_allclose(one.server.down.parameters.weight[0], plain.server.parameters.weight, rtol=1e-12)
+    np.testing.assert_allclose(
+        one.server.down.parameters.weight[0], plain.server.parameters.weight, rtol=1e-12
+    )
     assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in plain_lines]
 
 
@@ -72,7 +77,11 @@ def test_groups_are_found_as_the_paper_divides_them_and_each_has_the_model_of_it
         members = np.arange(group, 9, GROUPS)
         assert len(set(found[members])) == 1
         alone, _ = fit(fedavg(models.linear(), **STEPS), data.subset(members[members < new]), 300)
-        np.testing.assert_allclose(state.server.down.parameters.weight[found[group]], alone.server.parameters.weight, atol=1e-6)
+        np.testing.assert_allclose(
+            state.server.down.parameters.weight[found[group]],
+            alone.server.parameters.weight,
+            atol=1e-6,
+        )
     # The paper's first division: the smallest largest cosine across, which is complete linkage.
     unit, along = directions(state.server.down, old)
     leading = np.linalg.eigh(unit.T @ unit)[1][:, -1]
@@ -83,13 +92,17 @@ def test_groups_are_found_as_the_paper_divides_them_and_each_has_the_model_of_it
 
 def directions(down, data):
     """The clients' unit gradients at the first division, in plain NumPy, and what divided them."""
-    at, along = (jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree) for tree in (down.at, down.along))
+    at, along = (
+        jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree) for tree in (down.at, down.along)
+    )
     slopes = []
     for place in range(data.clients):
         x, y = data.rows_of(place, "train")
         error = x @ at.weight + at.bias - y
         slopes.append(np.append(x.T @ error, error.sum()) / len(x))
-    return np.array(slopes) / np.linalg.norm(slopes, axis=1, keepdims=True), np.append(along.weight, along.bias)
+    return np.array(slopes) / np.linalg.norm(slopes, axis=1, keepdims=True), np.append(
+        along.weight, along.bias
+    )
 
 
 @pytest.mark.slow

@@ -51,11 +51,20 @@ def own_batch(seed, t, client, step, chains, rows, size):
 
 @pytest.mark.parametrize("batch_size", [6, pytest.param(None, marks=pytest.mark.slow)])
 def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_size):
-    """Pooled rows, one gradient, one noise: theta - eta (grad f + noise of minibatches) + sqrt(2 eta tau) xi."""
+    """Pooled rows, one gradient, one noise: theta - eta (grad f + noise of minibatches) + sqrt(2
+    eta tau) xi.
+    """
     seed, eta, tau, chains, rounds = 3, 2e-4, 0.7, 2, 6
     with jax.enable_x64(True):
         method = fald(
-            MODEL, step_size=eta, local_steps=1, batch_size=batch_size, temperature=tau, prior=PRIOR, chains=chains, keep=rounds
+            MODEL,
+            step_size=eta,
+            local_steps=1,
+            batch_size=batch_size,
+            temperature=tau,
+            prior=PRIOR,
+            chains=chains,
+            keep=rounds,
         )
         done = run(method, PROBLEM.data, rounds=rounds, seed=seed, progress=False)
         ours = done.chains.draws()
@@ -65,7 +74,11 @@ def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_s
             for client, (design, y) in enumerate(clients()):
                 xi = xi + np.sqrt(SHARE[client]) * own_noise(seed, t, client, 0, 4, chains)
                 for chain in range(chains):
-                    some = slice(None) if batch_size is None else own_batch(seed, t, client, 0, chains, len(y), batch_size)[chain]
+                    some = (
+                        slice(None)
+                        if batch_size is None
+                        else own_batch(seed, t, client, 0, chains, len(y), batch_size)[chain]
+                    )
                     scale = 1.0 if batch_size is None else len(y) / batch_size
                     residual = design[some] @ theta[:, chain] - y[some]
                     gradient[:, chain] += scale * design[some].T @ residual / NOISE**2
@@ -78,9 +91,11 @@ JITTER = 0.3
 
 
 def law(eta, steps, tau, rho, rounds=None):
-    """The mean and covariance of the synchronised state, a linear recursion with Gaussian noise, after `rounds` or at the end.
+    """The mean and covariance of the synchronised state, a linear recursion with Gaussian noise,
+    after `rounds` or at the end.
 
-    theta' = sum_c p_c M_c^K theta + pull + noise, M_c = I - eta H_c, H_c = X'X / (p_c sigma^2) + I / prior^2.
+    theta' = sum_c p_c M_c^K theta + pull + noise, M_c = I - eta H_c, H_c = X'X / (p_c sigma^2) + I
+    / prior^2.
     """
     eye = np.eye(4)
     contraction, pull, noise = np.zeros((4, 4)), np.zeros(4), np.zeros((4, 4))
@@ -98,9 +113,14 @@ def law(eta, steps, tau, rho, rounds=None):
     if rounds is not None:
         mean, covariance = np.zeros(4), JITTER**2 * eye
         for _ in range(rounds):
-            mean, covariance = contraction @ mean + pull, contraction @ covariance @ contraction.T + noise
+            mean, covariance = (
+                contraction @ mean + pull,
+                contraction @ covariance @ contraction.T + noise,
+            )
         return mean, covariance
-    covariance = np.linalg.solve(np.eye(16) - np.kron(contraction, contraction), noise.ravel()).reshape(4, 4)
+    covariance = np.linalg.solve(
+        np.eye(16) - np.kron(contraction, contraction), noise.ravel()
+    ).reshape(4, 4)
     return np.linalg.solve(eye - contraction, pull), covariance
 
 
@@ -119,7 +139,9 @@ def test_without_a_step_the_law_is_the_posterior_and_its_bias_is_of_first_order(
 
 
 def assert_law(draws, mean, covariance, sigmas=4.0):
-    """Independent draws (numbers, chains) against a Gaussian law; standard errors of a mean and of a covariance."""
+    """Independent draws (numbers, chains) against a Gaussian law; standard errors of a mean and of
+    a covariance.
+    """
     chains = draws.shape[1]
     deviation = np.sqrt(np.diag(covariance))
     assert np.all(np.abs(draws.mean(1) - mean) < sigmas * deviation / np.sqrt(chains))
@@ -143,10 +165,17 @@ def final_states(eta, steps, tau, rho, chains, rounds, seed=0):
     return flat(engine.advance(engine.start(), rounds)[0].server.theta)
 
 
-@pytest.mark.parametrize("rho", [0.6, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "rho",
+    [0.6, pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow)],
+)
 def test_chains_have_the_law_of_the_recursion(rho):
-    """Unequal, heterogeneous clients and a prior; chains are independent, so their spread after a round is the law itself."""
-    assert_law(final_states(5e-5, 5, 0.7, rho, chains=1000, rounds=20), *law(5e-5, 5, 0.7, rho, rounds=20))
+    """Unequal, heterogeneous clients and a prior; chains are independent, so their spread after a
+    round is the law itself.
+    """
+    assert_law(
+        final_states(5e-5, 5, 0.7, rho, chains=1000, rounds=20), *law(5e-5, 5, 0.7, rho, rounds=20)
+    )
 
 
 @pytest.mark.slow
@@ -161,13 +190,18 @@ def test_halving_the_step_halves_the_distance_to_the_posterior():
 
 
 def flat_density():
-    return models.from_density(lambda theta, rows: jnp.zeros(rows.x.shape[0]) * theta[0], jnp.zeros(2), "flat")
+    return models.from_density(
+        lambda theta, rows: jnp.zeros(rows.x.shape[0]) * theta[0], jnp.zeros(2), "flat"
+    )
 
 
 def equal_shards(sizes):
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     rows = FederatedData.from_clients(
-        {str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32)) for place, size in enumerate(sizes)}
+        {
+            str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
+            for place, size in enumerate(sizes)
+        }
     ).rows
     return [
         Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(start), jnp.int32(size), max(sizes))
@@ -176,18 +210,34 @@ def equal_shards(sizes):
 
 
 def test_the_noise_has_the_law_of_the_paper():
-    """Where the density is flat a client moves by noise alone: its variance, and the covariance of two clients."""
+    """Where the density is flat a client moves by noise alone: its variance, and the covariance of
+    two clients.
+    """
     sizes, chains, steps, eta, tau, rho, decay = (3, 9), 40_000, 3, 0.01, 0.7, 0.6, 0.5
     method = fald(
-        flat_density(), step_size=eta, local_steps=steps, temperature=tau, correlation=rho, decay=decay, chains=chains, keep=1
+        flat_density(),
+        step_size=eta,
+        local_steps=steps,
+        temperature=tau,
+        correlation=rho,
+        decay=decay,
+        chains=chains,
+        keep=1,
     )
-    down = Down(jnp.zeros((2, chains)), jax.random.key_data(jax.random.key(5)), jnp.int32(2), jnp.asarray(12.0))
+    down = Down(
+        jnp.zeros((2, chains)),
+        jax.random.key_data(jax.random.key(5)),
+        jnp.int32(2),
+        jnp.asarray(12.0),
+    )
     keys = jax.random.split(jax.random.key(0), 2)
     program = jax.jit(lambda key, data: method.client(key, down, (), data).up)
     ups = [program(key, data) for key, data in zip(keys, equal_shards(sizes), strict=True)]
     shares = np.array(sizes) / 12
     np.testing.assert_allclose([up.weight for up in ups], shares, rtol=1e-6)
-    moved = np.stack([np.asarray(up.delta) / share for up, share in zip(ups, shares, strict=True)])  # (clients, 2, chains)
+    moved = np.stack(
+        [np.asarray(up.delta) / share for up, share in zip(ups, shares, strict=True)]
+    )  # (clients, 2, chains)
     total = 2 * tau * sum(eta / (1 + decay * (2 * steps + k)) for k in range(steps))
     variance = total * (rho**2 + (1 - rho**2) / shares)
     numbers = 2 * chains
@@ -208,9 +258,14 @@ def test_the_noise_has_the_law_of_the_paper():
     ],
 )
 def test_a_cohort_is_averaged_as_its_scheme_says(scheme, sizes):
-    """Scheme I: the mean over draws, a client drawn twice counts twice. Scheme II, equal clients: the mean over those drawn."""
+    """Scheme I: the mean over draws, a client drawn twice counts twice. Scheme II, equal clients:
+    the mean over those drawn.
+    """
     data = FederatedData.from_clients(
-        {str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32)) for place, size in enumerate(sizes)}
+        {
+            str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
+            for place, size in enumerate(sizes)
+        }
     )
     method = fald(flat_density(), step_size=0.01, local_steps=1, chains=3, keep=1)
     engine = Simulation(method, data, seed=4, cohort=scheme)
@@ -233,14 +288,18 @@ def test_scheme_two_is_for_clients_of_equal_size():
     with pytest.warns(UserWarning, match=r"clients have 20 to 90 rows.*cohort.weighted"):
         Simulation(method, PROBLEM.data, seed=0, cohort=cohort.uniform(2))
     Simulation(method, PROBLEM.data, seed=0, cohort=cohort.weighted(2))  # warnings are errors here
-    with pytest.raises(ValueError, match="a cohort of 6 clients was asked for, but the data have 5"):
+    with pytest.raises(
+        ValueError, match="a cohort of 6 clients was asked for, but the data have 5"
+    ):
         Simulation(method, PROBLEM.data, seed=0, cohort=cohort.uniform(6))
 
 
 def test_a_step_that_is_too_long_is_named_with_one_that_is_not():
     """The bound is 2 / the largest curvature of the client that is named."""
     method = fald(MODEL, step_size=1.0, local_steps=60, prior=PRIOR, chains=2, keep=1)
-    with pytest.raises(Diverged, match=r"round 1: all 5 uploads.*client 'site4': its largest stable step") as caught:
+    with pytest.raises(
+        Diverged, match=r"round 1: all 5 uploads.*client 'site4': its largest stable step"
+    ) as caught:
         run(method, PROBLEM.data, rounds=3, seed=0, progress=False)
     said = float(str(caught.value).partition("is about ")[2].partition(",")[0])
     design, _ = list(clients())[4]

@@ -1,7 +1,7 @@
 """A NumPyro model split over five clients against NUTS on the pooled rows.
 
-The tuning: a step of 5e-4, two local steps as clients differ and more would bias the mean, 400 chains that start apart, and draws
-from where they have long forgotten their start.
+The tuning: a step of 5e-4, two local steps as clients differ and more would bias the mean, 400
+chains that start apart, and draws from where they have long forgotten their start.
 """
 
 import jax
@@ -24,13 +24,17 @@ DATA = logistic().data
 def regression(x, y):
     weight = numpyro.sample("weight", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
     bias = numpyro.sample("bias", dist.Normal(0.0, 2.0))
-    bend = numpyro.sample("bend", dist.LogNormal(0.0, 0.5))  # above zero, so that there is a transform
+    bend = numpyro.sample(
+        "bend", dist.LogNormal(0.0, 0.5)
+    )  # above zero, so that there is a transform
     numpyro.sample("y", dist.Bernoulli(logits=x @ weight + bias + 0.1 * bend * x[:, 0] ** 2), obs=y)
 
 
 @pytest.mark.slow
 def test_the_prior_of_a_numpyro_model_counts_once():
-    """The energies of clients, weighted by p_c, add up to minus the log-density that NumPyro itself finds, by its gradient."""
+    """The energies of clients, weighted by p_c, add up to minus the log-density that NumPyro itself
+    finds, by its gradient.
+    """
     model = from_numpyro(regression, DATA.spec)
     method = fald(model, step_size=1e-6, local_steps=1, temperature=1e-12, chains=1, keep=1)
     start = {"weight": jnp.array([0.3, -0.2, 0.1]), "bias": jnp.array(0.4), "bend": jnp.array(-0.3)}
@@ -58,11 +62,24 @@ def _from(method, start):
 def test_five_clients_know_what_pooled_nuts_knows():
     """Means within a tenth of a posterior deviation, deviations within a tenth of themselves."""
     x, y = (jnp.asarray(leaf) for leaf in DATA.rows)
-    nuts = MCMC(NUTS(regression), num_warmup=1000, num_samples=5000, num_chains=2, chain_method="sequential", progress_bar=False)
+    nuts = MCMC(
+        NUTS(regression),
+        num_warmup=1000,
+        num_samples=5000,
+        num_chains=2,
+        chain_method="sequential",
+        progress_bar=False,
+    )
     nuts.run(jax.random.key(0), x, y)
     pooled = nuts.get_samples()
     method = fald(
-        from_numpyro(regression, DATA.spec), step_size=5e-4, local_steps=2, chains=400, jitter=0.1, burn_in=1500, thinning=150
+        from_numpyro(regression, DATA.spec),
+        step_size=5e-4,
+        local_steps=2,
+        chains=400,
+        jitter=0.1,
+        burn_in=1500,
+        thinning=150,
     )
     found = run(method, DATA, rounds=3000, seed=0, progress=False).chains.draws()
     for name, draws in found.items():

@@ -1,4 +1,6 @@
-"""FA-LD's noise as it is drawn, against what its mechanism says of it; an attack; and keys that only a site has."""
+"""FA-LD's noise as it is drawn, against what its mechanism says of it; an attack; and keys that
+only a site has.
+"""
 
 import math
 from dataclasses import replace
@@ -22,12 +24,24 @@ from covey.privacy import Mechanism, rdp
 
 DELTA, REPLICAS = 1e-3, 6000
 COUNTS = np.array([50, 150])  # the client that is attacked has p_c = 1/4
-ROUND: dict = {"step_size": 0.03, "local_steps": 1, "temperature": 0.5, "correlation": 0.6, "chains": 1, "keep": 1, "clip": 0.8}
-SPEC = Spec(Rows(jax.ShapeDtypeStruct((1,), np.float32), jax.ShapeDtypeStruct((), np.float32)), None, 2, 200)
+ROUND: dict = {
+    "step_size": 0.03,
+    "local_steps": 1,
+    "temperature": 0.5,
+    "correlation": 0.6,
+    "chains": 1,
+    "keep": 1,
+    "clip": 0.8,
+}
+SPEC = Spec(
+    Rows(jax.ShapeDtypeStruct((1,), np.float32), jax.ShapeDtypeStruct((), np.float32)), None, 2, 200
+)
 
 
 def neighbours() -> tuple[Shard, Shard]:
-    """Two data sets of a client that differ in one row, as far as two rows can: at theta = 0 no other has a gradient."""
+    """Two data sets of a client that differ in one row, as far as two rows can: at theta = 0 no
+    other has a gradient.
+    """
     x, y = np.zeros((50, 1), np.float32), np.zeros(50, np.float32)
     x[0], y[0] = 1.0, 30.0
     return whole(Rows(x, y)), whole(Rows(x, -y))
@@ -35,12 +49,23 @@ def neighbours() -> tuple[Shard, Shard]:
 
 @cache
 def uploads(**changes: float) -> tuple[np.ndarray, np.ndarray]:
-    """What the client uploads of either data set, many times over, along the direction in which the row pulls."""
+    """What the client uploads of either data set, many times over, along the direction in which the
+    row pulls.
+    """
     method = fald(models.linear(), **(ROUND | changes))
-    theta = jax.tree.map(lambda leaf: leaf[..., None], models.linear().init(jax.random.key(0), SPEC))
-    down = Down(theta, jax.random.key_data(jax.random.key(5, impl="threefry2x32")), jnp.int32(0), jnp.asarray(200.0))
+    theta = jax.tree.map(
+        lambda leaf: leaf[..., None], models.linear().init(jax.random.key(0), SPEC)
+    )
+    down = Down(
+        theta,
+        jax.random.key_data(jax.random.key(5, impl="threefry2x32")),
+        jnp.int32(0),
+        jnp.asarray(200.0),
+    )
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), REPLICAS)
-    program = jax.jit(jax.vmap(lambda key, data: method.client(key, down, (), data).up.delta, in_axes=(0, None)))
+    program = jax.jit(
+        jax.vmap(lambda key, data: method.client(key, down, (), data).up.delta, in_axes=(0, None))
+    )
     here, there = (program(keys, data) for data in neighbours())
     return along(here), along(there)
 
@@ -60,24 +85,35 @@ def test_uploads_differ_by_the_sensitivity_over_the_noise_that_the_mechanism_say
     here, there = uploads()
     noise = np.sqrt((here.var() + there.var()) / 2)
     expected = 1 / float(mechanism().noises[0])
-    error = np.sqrt(2 / REPLICAS) * np.sqrt(1 + expected**2 / 8)  # of a difference of means over a deviation
+    error = np.sqrt(2 / REPLICAS) * np.sqrt(
+        1 + expected**2 / 8
+    )  # of a difference of means over a deviation
     assert abs((here.mean() - there.mean()) / noise - expected) < 4 * error
     assert expected > 25 * error
 
 
 def advantage(here: np.ndarray, there: np.ndarray) -> float:
-    """Of the best threshold: how much more often it says "here" of uploads from here than of those from there."""
+    """Of the best threshold: how much more often it says "here" of uploads from here than of those
+    from there.
+    """
     at = np.sort(np.concatenate([here, there]))
-    return float(np.max(np.abs(np.searchsorted(np.sort(here), at) - np.searchsorted(np.sort(there), at))) / len(here))
+    return float(
+        np.max(np.abs(np.searchsorted(np.sort(here), at) - np.searchsorted(np.sort(there), at)))
+        / len(here)
+    )
 
 
 def permitted() -> float:
-    """(epsilon, delta) permits an advantage of (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), whatever the attacker does."""
+    """(epsilon, delta) permits an advantage of (e^epsilon - 1 + 2 delta) / (e^epsilon + 1),
+    whatever the attacker does.
+    """
     epsilon = rdp(mechanism(), rounds=1, delta=DELTA)
     return (math.exp(epsilon) - 1 + 2 * DELTA) / (math.exp(epsilon) + 1)
 
 
-CHANCE = 2 / math.sqrt(REPLICAS)  # a two-sample Kolmogorov-Smirnov distance that comes about once in a thousand times
+CHANCE = 2 / math.sqrt(
+    REPLICAS
+)  # a two-sample Kolmogorov-Smirnov distance that comes about once in a thousand times
 
 
 def test_an_attack_gains_no_more_than_is_permitted():
@@ -112,7 +148,9 @@ def upload(method, keys, client: int = 1):
 @pytest.mark.slow
 def test_a_large_clip_changes_nothing():
     keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 2)
-    plain, clipped = (upload(fald(models.linear(), clip=clip, **COMMON), keys) for clip in (None, 1e6))
+    plain, clipped = (
+        upload(fald(models.linear(), clip=clip, **COMMON), keys) for clip in (None, 1e6)
+    )
     for ours, theirs in zip(jax.tree.leaves(plain.up), jax.tree.leaves(clipped.up), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
@@ -136,7 +174,10 @@ def test_what_a_method_says_of_itself():
         cohort_size=2,
         chains=2,
     )
-    infos = [shapes_of(method, identity(), root_key(1), PROBLEM.data.spec).client_info for method in (plain, private)]
+    infos = [
+        shapes_of(method, identity(), root_key(1), PROBLEM.data.spec).client_info
+        for method in (plain, private)
+    ]
     assert [info._fields for info in infos] == [("train_loss", "local_steps"), ()]
 
 
@@ -156,7 +197,11 @@ def test_poisson_minibatches_have_the_right_gradient_on_average():
     """The mean upload over many draws of minibatches is that of all rows."""
     options = {"step_size": 1e-3, "temperature": 1e-12, "local_steps": 1, "chains": 1, "keep": 1}
     keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 4000)
-    some = np.asarray(upload(fald(models.linear(), batch_size=8, sampling="poisson", **options), keys).up.delta.weight)
+    some = np.asarray(
+        upload(
+            fald(models.linear(), batch_size=8, sampling="poisson", **options), keys
+        ).up.delta.weight
+    )
     every = np.asarray(upload(fald(models.linear(), **options), keys[:1]).up.delta.weight[0])
     assert np.all(np.abs(some.mean(0) - every) < 4.5 * some.std(0) / np.sqrt(4000))
 
@@ -172,7 +217,11 @@ def test_a_deployed_site_draws_what_the_server_cannot():
     def answer(given, t=0):
         reply = Site(programs, 0, rows, shapes.down, given).receive(seal(Header(0, t, NEVER), down))
         assert jax.random.key_data(secret).tobytes() not in reply
-        return np.asarray(open_body(reply, Answer(shapes.payload, shapes.client_info, jnp.bool_(True))).payload.delta.weight)
+        return np.asarray(
+            open_body(
+                reply, Answer(shapes.payload, shapes.client_info, jnp.bool_(True))
+            ).payload.delta.weight
+        )
 
     as_simulated = answer(None)
     np.testing.assert_array_equal(as_simulated, answer(None))

@@ -1,4 +1,6 @@
-"""FedAvg and its relatives against what they must do on least squares, where everything is known in closed form."""
+"""FedAvg and its relatives against what they must do on least squares, where everything is known in
+closed form.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,9 @@ def float64():
 
 
 def curvatures():
-    """H_i, mu_i of the mean squared loss of each client: F_i(theta) = (theta - mu_i)' H_i (theta - mu_i) / 2."""
+    """H_i, mu_i of the mean squared loss of each client: F_i(theta) = (theta - mu_i)' H_i (theta -
+    mu_i) / 2.
+    """
     return [
         (np.linalg.inv(local_.covariance) * PROBLEM.noise**2 / rows, local_.mean)
         for local_, rows in zip(PROBLEM.local, COUNTS, strict=True)
@@ -48,7 +52,8 @@ def fit(method, rounds, **options):
 def fixed_point(steps, proximal=0.0, weights=COUNTS):
     """Where averaging K local gradient steps stands still.
 
-    Client i's K steps lead from theta to theta - A_i H_i (theta - mu_i), A_i = step sum_{k<K} (I - step (H_i + proximal I))^k.
+    Client i's K steps lead from theta to theta - A_i H_i (theta - mu_i), A_i = step sum_{k<K} (I -
+    step (H_i + proximal I))^k.
     """
     total, moment = 0.0, 0.0
     for (hessian, mean), weight in zip(curvatures(), weights, strict=True):
@@ -61,29 +66,47 @@ def fixed_point(steps, proximal=0.0, weights=COUNTS):
 @pytest.mark.parametrize("steps", [1, 10, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weighting", ["rows", "equal"])
 def test_fedavg_stands_still_where_theory_says(steps, weighting):
-    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=steps, weighting=weighting)
+    method = fedavg(
+        models.linear(),
+        client_optimizer=optax.sgd(STEP),
+        batch_size=None,
+        steps=steps,
+        weighting=weighting,
+    )
     _, state, _ = fit(method, 1500)
     expected = fixed_point(steps, weights=COUNTS if weighting == "rows" else np.ones(5))
     np.testing.assert_allclose(parameters(state.server.parameters), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_local_steps_move_fedavg_away_from_the_optimum():
-    distances = [np.linalg.norm(fixed_point(steps) - PROBLEM.least_squares) for steps in (1, 10, 60)]
+    distances = [
+        np.linalg.norm(fixed_point(steps) - PROBLEM.least_squares) for steps in (1, 10, 60)
+    ]
     assert distances[0] < 1e-5 < distances[1] < distances[2]
 
 
 @pytest.mark.parametrize("proximal", [0.5, 5.0])
 def test_fedprox_stands_still_where_theory_says(proximal):
-    method = fedprox(models.linear(), proximal=proximal, client_optimizer=optax.sgd(STEP), batch_size=None, steps=20)
+    method = fedprox(
+        models.linear(),
+        proximal=proximal,
+        client_optimizer=optax.sgd(STEP),
+        batch_size=None,
+        steps=20,
+    )
     _, state, _ = fit(method, 1500)
-    np.testing.assert_allclose(parameters(state.server.parameters), fixed_point(20, proximal), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        parameters(state.server.parameters), fixed_point(20, proximal), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_fedprox_without_the_term_is_fedavg():
     options = {"client_optimizer": optax.sgd(STEP), "batch_size": 8}
     _, one, _ = fit(fedprox(models.linear(), proximal=0.0, **options), 5)
     _, other, _ = fit(fedavg(models.linear(), **options), 5)
-    np.testing.assert_array_equal(parameters(one.server.parameters), parameters(other.server.parameters))
+    np.testing.assert_array_equal(
+        parameters(one.server.parameters), parameters(other.server.parameters)
+    )
 
 
 def test_mb_sgd_is_gradient_descent_on_the_pooled_rows():
@@ -95,7 +118,9 @@ def test_mb_sgd_is_gradient_descent_on_the_pooled_rows():
         theta -= STEP * design.T @ (design @ theta - y) / len(y)
     np.testing.assert_allclose(parameters(state.server.parameters), theta, rtol=1e-5)
     _, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 3000)
-    np.testing.assert_allclose(parameters(state.server.parameters), PROBLEM.least_squares, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        parameters(state.server.parameters), PROBLEM.least_squares, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_mb_sgd_minibatches_are_unbiased():
@@ -105,7 +130,8 @@ def test_mb_sgd_minibatches_are_unbiased():
     moved = -parameters(state.server.parameters) / 1e-9 / 3000
     gradients = [hessian @ (0 - mean) for hessian, mean in curvatures()]
     expected = COUNTS @ np.array(gradients) / COUNTS.sum()
-    # Spread of a minibatch gradient: rows' gradients vary by about the size of (y x), a few units; 5 clients average it.
+    # Spread of a minibatch gradient: rows' gradients vary by about the size of (y x), a few units;
+    # 5 clients average it.
     rows = [-np.column_stack([x, np.ones(len(x))]) * y[:, None] for x, y in clients()]
     variances = [r.var(0, ddof=1) / 4 * (1 - 4 / len(r)) for r in rows]
     error = np.sqrt((COUNTS / COUNTS.sum()) ** 2 @ np.array(variances) / 3000)
@@ -119,7 +145,9 @@ def clients():
         yield data.rows.x[start : start + count], data.rows.y[start : start + count]
 
 
-@pytest.mark.parametrize("name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yogi", "adagrad"))])
+@pytest.mark.parametrize(
+    "name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yogi", "adagrad"))]
+)
 def test_server_optimisers_get_the_averaged_change(name):
     server = getattr(optax, name)(0.1)
     plain = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=3)
@@ -128,14 +156,28 @@ def test_server_optimisers_get_the_averaged_change(name):
     change = jax.tree.map(jnp.negative, one_round.server.parameters)
     start = jax.tree.map(jnp.zeros_like, change)
     updates, _ = server.update(change, server.init(start), start)
-    adaptive = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), server_optimizer=server, batch_size=None, steps=3)
+    adaptive = fedavg(
+        models.linear(),
+        client_optimizer=optax.sgd(STEP),
+        server_optimizer=server,
+        batch_size=None,
+        steps=3,
+    )
     _, state, _ = fit(adaptive, 1)
     np.testing.assert_allclose(parameters(state.server.parameters), parameters(updates), rtol=1e-5)
 
 
 def test_partial_participation_has_the_same_mean():
-    """One round's averaged change over 400 cohorts; with equal weights and sizes the ratio of sums is unbiased."""
-    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=5, weighting="equal")
+    """One round's averaged change over 400 cohorts; with equal weights and sizes the ratio of sums
+    is unbiased.
+    """
+    method = fedavg(
+        models.linear(),
+        client_optimizer=optax.sgd(STEP),
+        batch_size=None,
+        steps=5,
+        weighting="equal",
+    )
     _, whole, _ = fit(method, 1)
     ends = []
     engine = Simulation(method, PROBLEM.data, seed=0, cohort=cohort.uniform(2))
@@ -167,7 +209,9 @@ def test_fedavg_plus_trains_as_fedavg_and_predicts_after_tuning():
     tuned = mean + np.linalg.matrix_power(np.eye(4) - STEP * hessian, 3) @ (theta - mean)
     x = np.random.default_rng(0).normal(size=(5, 3))
     predicted = engine.predict(state, 2, x).mean
-    np.testing.assert_allclose(predicted, np.column_stack([x, np.ones(5)]) @ tuned, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        predicted, np.column_stack([x, np.ones(5)]) @ tuned, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(

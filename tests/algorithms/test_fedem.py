@@ -1,4 +1,6 @@
-"""FedEM and VR-FedEM against EM and SPIDER-EM written elsewhere, and the claims that compression rests on."""
+"""FedEM and VR-FedEM against EM and SPIDER-EM written elsewhere, and the claims that compression
+rests on.
+"""
 
 import functools
 
@@ -22,7 +24,11 @@ from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 
 MEANS = np.array([[-1.5, 0.5], [0.5, -1.0], [2.0, 2.0]])
-START = {"means": MEANS, "weights": np.array([0.5, 0.3, 0.2]), "start_covariance": np.array([[1.0, 0.2], [0.2, 0.7]])}
+START = {
+    "means": MEANS,
+    "weights": np.array([0.5, 0.3, 0.2]),
+    "start_covariance": np.array([[1.0, 0.2], [0.2, 0.7]]),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +72,9 @@ def pooled_field(model, data, statistics, theta):
 def test_without_compression_it_is_classical_em_step_for_step(method):
     """FedEM with memories too: where nothing is lost they have no effect."""
     data, model = mixture_data(), tied()
-    engine = em_engine() if method == "em" else Simulation(fedem(model, memory_rate=1.0), data, seed=0)
+    engine = (
+        em_engine() if method == "em" else Simulation(fedem(model, memory_rate=1.0), data, seed=0)
+    )
     state = engine.start()
     x = np.asarray(data.rows.x, np.float64)
     objective = []
@@ -89,13 +97,21 @@ def test_a_second_moment_summed_once_need_not_travel():
     data = mixture_data()
     x = np.asarray(data.rows.x, np.float64)
     engines = [em_engine(), Simulation(em(tied(second_moment=x.T @ x / len(x))), data, seed=0)]
-    (one, one_line), (other, other_line) = ((state, lines[0]) for state, lines in (e.advance(e.start(), 1) for e in engines))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-10), one.server.theta, other.server.theta)
+    (one, one_line), (other, other_line) = (
+        (state, lines[0]) for state, lines in (e.advance(e.start(), 1) for e in engines)
+    )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-10),
+        one.server.theta,
+        other.server.theta,
+    )
     assert one_line["bits_up"] - other_line["bits_up"] == data.clients * 4 * 64
 
 
 def independent_spider(data, rounds, *, inner, batch_size, step_size, seed):
-    """SPIDER-EM for a Gaussian mixture with a known covariance, in numpy; only its minibatches are drawn as the client does."""
+    """SPIDER-EM for a Gaussian mixture with a known covariance, in numpy; only its minibatches are
+    drawn as the client does.
+    """
     x = np.asarray(data.rows.x, np.float64)
     precision = np.linalg.inv(START["start_covariance"])
 
@@ -141,16 +157,26 @@ def test_the_memory_of_the_server_is_the_mean_of_the_clients(method):
     model = models.gaussian_mixture(components=3, covariance="known", **START)
     make = {
         "fedem": lambda: fedem(model, step_size=0.05, batch_size=5, memory_rate=0.5),
-        "vr_fedem": lambda: vr_fedem(model, step_size=0.05, batch_size=5, memory_rate=0.5, inner=10),
+        "vr_fedem": lambda: vr_fedem(
+            model, step_size=0.05, batch_size=5, memory_rate=0.5, inner=10
+        ),
     }[method]
     engine = Simulation(
-        make(), data, seed=1, cohort=cohort.bernoulli(0.5), channel=dithering(levels=7), faults=Faults(dropout=0.2), chunk=4
+        make(),
+        data,
+        seed=1,
+        cohort=cohort.bernoulli(0.5),
+        channel=dithering(levels=7),
+        faults=Faults(dropout=0.2),
+        chunk=4,
     )
     state, lines = engine.advance(engine.start(), 1000)
     assert sum(line["lost"] for line in lines) > 300  # half of them uploads, a tenth of 2,000
     clients = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.nodes.state.memory)
     assert np.abs(state.nodes.state.memory.first).max() > 0.1
-    jax.tree.map(lambda v, mean: np.testing.assert_allclose(v, mean, atol=1e-6), state.server.memory, clients)
+    jax.tree.map(
+        lambda v, mean: np.testing.assert_allclose(v, mean, atol=1e-6), state.server.memory, clients
+    )
 
 
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
@@ -158,8 +184,18 @@ def test_memories_make_compressed_em_converge_and_without_them_it_stalls(partici
     data = mixture_data()
     model = tied()
     norms = {}
-    for name, method in (("fedem", fedem(model, step_size=0.3, memory_rate=0.5)), ("naive", em(model, step_size=0.3))):
-        engine = Simulation(method, data, seed=2, cohort=cohort.bernoulli(participation), channel=dithering(levels=7), chunk=4)
+    for name, method in (
+        ("fedem", fedem(model, step_size=0.3, memory_rate=0.5)),
+        ("naive", em(model, step_size=0.3)),
+    ):
+        engine = Simulation(
+            method,
+            data,
+            seed=2,
+            cohort=cohort.bernoulli(participation),
+            channel=dithering(levels=7),
+            chunk=4,
+        )
         state, _ = engine.advance(engine.start(), 600)
         norms[name] = pooled_field(model, data, state.server.statistics, state.server.theta)
     assert norms["fedem"] < 1e-10
@@ -183,14 +219,21 @@ def test_variance_reduction_reaches_further_than_minibatches():
 
 def test_a_stream_goes_through_the_rows_in_order_and_starts_again():
     data = whole(Rows(np.arange(5.0)[:, None], np.zeros(5)))
-    taken = [np.asarray(next_rows(data, jnp.int32(at), 3).rows.x).ravel().tolist() for at in (0, 3, 1)]
+    taken = [
+        np.asarray(next_rows(data, jnp.int32(at), 3).rows.x).ravel().tolist() for at in (0, 3, 1)
+    ]
     assert taken == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
     assert next_rows(data, jnp.int32(0), 8).mask.sum() == 5
 
 
 def test_step_sizes():
-    falling, own = checked_steps("fedem", 0.5, 0.7, 0.1, None), checked_steps("fedem", lambda step: 0.1 * step, 0.0, 0.1, None)
-    np.testing.assert_allclose([falling.gamma(step) for step in (0, 1, 9)], [0.5, 0.5 / 2**0.7, 0.5 / 10**0.7])
+    falling, own = (
+        checked_steps("fedem", 0.5, 0.7, 0.1, None),
+        checked_steps("fedem", lambda step: 0.1 * step, 0.0, 0.1, None),
+    )
+    np.testing.assert_allclose(
+        [falling.gamma(step) for step in (0, 1, 9)], [0.5, 0.5 / 2**0.7, 0.5 / 10**0.7]
+    )
     assert own.gamma(3) == pytest.approx(0.3)
 
 
@@ -215,14 +258,23 @@ def test_bad_options(options, message):
 
 def test_clients_of_another_width_are_named():
     with pytest.raises(ValueError, match=r"'a' has shape \(2,\) a row, 'b' has \(3,\)"):
-        FederatedData.from_clients({"a": (np.zeros((4, 2)), np.zeros(4)), "b": (np.zeros((4, 3)), np.zeros(4))})
-    with pytest.raises(ValueError, match=r"start_covariance must have the shape \(1, 1\) for these data, got \(2, 2\)"):
-        Simulation(em(tied()), FederatedData.from_clients({"a": (np.zeros((4, 1)), np.zeros(4))}), seed=0)
+        FederatedData.from_clients(
+            {"a": (np.zeros((4, 2)), np.zeros(4)), "b": (np.zeros((4, 3)), np.zeros(4))}
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"start_covariance must have the shape \(1, 1\) for these data, got \(2, 2\)",
+    ):
+        Simulation(
+            em(tied()), FederatedData.from_clients({"a": (np.zeros((4, 1)), np.zeros(4))}), seed=0
+        )
 
 
 def test_a_client_with_negative_counts_is_left_out_and_named():
     rng = np.random.default_rng(0)
-    clients = {f"c{i}": (rng.poisson(3.0, (20, 2)).astype(np.float32), np.zeros(20)) for i in range(4)}
+    clients = {
+        f"c{i}": (rng.poisson(3.0, (20, 2)).astype(np.float32), np.zeros(20)) for i in range(4)
+    }
     clients["c2"][0][5, 1] = -1
     data = FederatedData.from_clients(clients)
     engine = Simulation(em(models.poisson_mixture(components=2, typical=3.0)), data, seed=0)

@@ -1,4 +1,6 @@
-"""FedMissEM against dense completion written elsewhere, and its promise that the objective never rises."""
+"""FedMissEM against dense completion written elsewhere, and its promise that the objective never
+rises.
+"""
 
 import functools
 
@@ -45,21 +47,30 @@ def observations(family="gaussian", overlap=True):
     owner = rng.choice(OBSERVERS, len(cells), p=[0.5, 0.3, 0.15, 0.05])
     if overlap:
         again = rng.choice(len(cells), 20, replace=False)
-        cells, owner = np.concatenate([cells, cells[again]]), np.concatenate([owner, (owner[again] + 1) % OBSERVERS])
+        cells, owner = (
+            np.concatenate([cells, cells[again]]),
+            np.concatenate([owner, (owner[again] + 1) % OBSERVERS]),
+        )
     y = drawn(family, TRUTH[cells[:, 0], cells[:, 1]], rng)
     return FederatedData.from_arrays(cells, y, owner, classes=2 if family == "bernoulli" else None)
 
 
 def model_of(family="gaussian", **options):
-    """Of a rank above the solution's, where the penalty is convex in the matrix: all descents end in the same place."""
-    return matrix_completion(**({"rows": J, "columns": L, "rank": 5, "family": family, "ridge": 1.0} | options))
+    """Of a rank above the solution's, where the penalty is convex in the matrix: all descents end
+    in the same place.
+    """
+    return matrix_completion(
+        **({"rows": J, "columns": L, "rank": 5, "family": family, "ridge": 1.0} | options)
+    )
 
 
 EFFECTS = {"effect_ridge": 0.3, "offset": 0.2}
 
 
 def objective(family, data, factors, effects=False):
-    """Minus the log-likelihood of all observations without its constants, and the penalty, for a ridge of 1."""
+    """Minus the log-likelihood of all observations without its constants, and the penalty, for a
+    ridge of 1.
+    """
     (u, v), ((j, k), y) = factors, (np.asarray(data.rows.x).T, np.asarray(data.rows.y, float))
     penalty = 0.5 * (jnp.sum(u**2) + jnp.sum(v**2))
     if effects:
@@ -67,7 +78,11 @@ def objective(family, data, factors, effects=False):
         penalty = penalty + (0.3 - 1) / 2 * (jnp.sum(u[:, 0] ** 2) + jnp.sum(v[:, 0] ** 2))
     else:
         theta = (u @ v.T)[j, k]
-    psi = {"gaussian": theta**2 / 2, "bernoulli": jnp.logaddexp(0.0, theta), "poisson": jnp.exp(theta)}[family]
+    psi = {
+        "gaussian": theta**2 / 2,
+        "bernoulli": jnp.logaddexp(0.0, theta),
+        "poisson": jnp.exp(theta),
+    }[family]
     return jnp.sum(psi - y * theta) + penalty
 
 
@@ -81,7 +96,9 @@ def dense_sums(data):
 
 
 def test_the_fixed_point_is_that_of_dense_soft_impute():
-    """Mazumder, Hastie and Tibshirani (2010): theta = S(theta + P(Y - theta)), S lowers singular values by the ridge."""
+    """Mazumder, Hastie and Tibshirani (2010): theta = S(theta + P(Y - theta)), S lowers singular
+    values by the ridge.
+    """
     data = observations(overlap=False)
     count, total = dense_sums(data)
     assert count.max() == 1
@@ -98,7 +115,9 @@ def test_the_fixed_point_is_that_of_dense_soft_impute():
 
 
 def test_two_rounds_are_two_half_steps_on_completed_matrices():
-    """S is dense here: the mean over observers of their completed matrices, as in the paper's algorithm."""
+    """S is dense here: the mean over observers of their completed matrices, as in the paper's
+    algorithm.
+    """
     data = observations()
     engine = Simulation(fedmissem(model_of()), data, seed=0)
     state = engine.start()
@@ -126,13 +145,17 @@ def paths(family, curvature, effects=False):
     """The objective after each of some rounds, and the state after many."""
     data, more = observations(family), EFFECTS if effects else {}
     with jax.enable_x64(True):
-        engine = Simulation(fedmissem(model_of(family, curvature=curvature, **more), completions=2), data, seed=1)
+        engine = Simulation(
+            fedmissem(model_of(family, curvature=curvature, **more), completions=2), data, seed=1
+        )
         state = engine.start()
         path = [objective(family, data, state.server.factors, effects)]
         for _ in range(15):
             state, _ = engine.advance(state, 1)
             path.append(objective(family, data, state.server.factors, effects))
-        return np.asarray(path), engine.advance(state, 1500 if curvature == "completed" else 5000 if effects else 600)[0]
+        return np.asarray(path), engine.advance(
+            state, 1500 if curvature == "completed" else 5000 if effects else 600
+        )[0]
 
 
 @pytest.mark.parametrize(
@@ -155,11 +178,15 @@ def test_the_objective_never_rises_and_ends_where_its_slope_is_zero(family, curv
     assert dense_sums(data)[0].max() == 2  # completions
     assert np.all(np.diff(path) <= 1e-9)
     assert path[0] - path[-1] > 5
-    for leaf in jax.grad(lambda factors: objective(family, data, factors, effects))(state.server.factors):
+    for leaf in jax.grad(lambda factors: objective(family, data, factors, effects))(
+        state.server.factors
+    ):
         np.testing.assert_allclose(leaf, 0, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "poisson", pytest.param("bernoulli", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["gaussian", "poisson", pytest.param("bernoulli", marks=pytest.mark.slow)]
+)
 def test_both_curvatures_end_in_the_same_place(family):
     ends = [paths(family, curvature)[1].server.factors for curvature in ("completed", "observed")]
     first, second = (np.asarray(u @ v.T) for u, v in ends)
@@ -170,7 +197,13 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
     data = observations()
     method = fedmissem(model_of(curvature="observed"), step_size=0.2, memory_rate=0.3)
     engine = Simulation(
-        method, data, seed=5, cohort=cohort.bernoulli(0.7), channel=dithering(levels=15), faults=Faults(dropout=0.1), chunk=4
+        method,
+        data,
+        seed=5,
+        cohort=cohort.bernoulli(0.7),
+        channel=dithering(levels=15),
+        faults=Faults(dropout=0.1),
+        chunk=4,
     )
     state, lines = engine.advance(engine.start(), 1500)
     assert sum(line["lost"] for line in lines) > 100
@@ -178,18 +211,26 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
     exact = paths("gaussian", "observed")[1].server.factors
     np.testing.assert_allclose(u @ v.T, exact.rows @ exact.columns.T, atol=1e-3)
     summed = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), state.nodes.state)
-    jax.tree.map(lambda m, total: np.testing.assert_allclose(m, total, atol=1e-8), state.server.memory, summed)
+    jax.tree.map(
+        lambda m, total: np.testing.assert_allclose(m, total, atol=1e-8),
+        state.server.memory,
+        summed,
+    )
     assert np.abs(summed.columns.gradient).max() > 0.1
 
 
 def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_lost():
     data = observations()
-    whole = [Simulation(fedmissem(model_of(), memory_rate=rate), data, seed=0) for rate in (0.0, 0.5)]
+    whole = [
+        Simulation(fedmissem(model_of(), memory_rate=rate), data, seed=0) for rate in (0.0, 0.5)
+    ]
     without, with_memory = (engine.advance(engine.start(), 6)[0].server.factors for engine in whole)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), without, with_memory)
     remembering = whole[1].protocol.algorithm
     first, shard = remembering.broadcast(whole[1].start().server), data.shard(0, "train")
-    local = remembering.client(jax.random.key(0), first, remembering.init_client(jax.random.key(0), first, shard), shard)
+    local = remembering.client(
+        jax.random.key(0), first, remembering.init_client(jax.random.key(0), first, shard), shard
+    )
     memory = remembering.commit(local.pending, local.up)
     np.testing.assert_allclose(memory.rows.gradient, 0.5 * local.up.gradient)  # the rows' turn
     assert not np.any(memory.columns.gradient)
@@ -199,7 +240,11 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     draws = jax.jit(jax.vmap(lambda key: method.client(key, down, Empty(), shard).up.gradient))(
         jax.random.split(jax.random.key(1), 4000)
     )
-    exact = fedmissem(model_of(), memory_rate=0.0).client(jax.random.key(0), down, Empty(), shard).up.gradient
+    exact = (
+        fedmissem(model_of(), memory_rate=0.0)
+        .client(jax.random.key(0), down, Empty(), shard)
+        .up.gradient
+    )
     error = np.asarray(draws).std(0) / np.sqrt(len(draws))
     assert np.all(np.abs(np.asarray(draws).mean(0) - exact) <= 5 * error + 1e-12)
 
@@ -208,11 +253,19 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
 def test_held_out_counts_are_predicted_better_than_by_their_row():
     rng = np.random.default_rng(7)
     rows, columns = 60, 24
-    theta = 1.0 + 0.3 * rng.normal(size=(rows, 1)) + np.outer(rng.normal(size=rows), np.sin(np.arange(columns) / 3))
+    theta = (
+        1.0
+        + 0.3 * rng.normal(size=(rows, 1))
+        + np.outer(rng.normal(size=rows), np.sin(np.arange(columns) / 3))
+    )
     cells = np.argwhere(rng.random((rows, columns)) < 0.6)
     y = rng.poisson(np.exp(theta[cells[:, 0], cells[:, 1]]))
-    data = FederatedData.from_arrays(cells, y, rng.integers(0, 10, len(cells))).split(validation=0.0, test=0.2, seed=0)
-    model = matrix_completion(rows=rows, columns=columns, rank=2, family="poisson", ridge=3.0, curvature="observed")
+    data = FederatedData.from_arrays(cells, y, rng.integers(0, 10, len(cells))).split(
+        validation=0.0, test=0.2, seed=0
+    )
+    model = matrix_completion(
+        rows=rows, columns=columns, rank=2, family="poisson", ridge=3.0, curvature="observed"
+    )
     engine = Simulation(fedmissem(model), data, seed=0)
     state, _ = engine.advance(engine.start(), 40)
     metric = engine.evaluate(state, "test")["nll"]
@@ -220,15 +273,23 @@ def test_held_out_counts_are_predicted_better_than_by_their_row():
     train, test = (np.concatenate([np.arange(data.shard(c, part).count) + data.starts(part)[c] for c in range(10)])
                    for part in ("train", "test"))  # fmt: skip
     (j, _), values = np.asarray(data.rows.x).T, np.asarray(data.rows.y)
-    mean = (np.bincount(j[train], values[train], rows) + 1) / (np.bincount(j[train], minlength=rows) + 1)
-    by_row = -np.mean(values[test] * np.log(mean[j[test]]) - mean[j[test]] - special.gammaln(values[test] + 1))
+    mean = (np.bincount(j[train], values[train], rows) + 1) / (
+        np.bincount(j[train], minlength=rows) + 1
+    )
+    by_row = -np.mean(
+        values[test] * np.log(mean[j[test]]) - mean[j[test]] - special.gammaln(values[test] + 1)
+    )
     assert fitted < by_row - 0.1
 
 
 def test_no_observer_sends_or_keeps_a_matrix():
-    """At the size of the paper's data: a line of `rank` numbers for each site; both sides' memories at the client."""
+    """At the size of the paper's data: a line of `rank` numbers for each site; both sides' memories
+    at the client.
+    """
     data = FederatedData.from_arrays(np.zeros((10, 2), int), np.ones(10), np.arange(10))
-    engine = Simulation(fedmissem(matrix_completion(rows=9721, columns=525, rank=2, family="poisson")), data, seed=0)
+    engine = Simulation(
+        fedmissem(matrix_completion(rows=9721, columns=525, rank=2, family="poisson")), data, seed=0
+    )
     assert tree.size(engine.shapes.up) == 9721 * 2
     assert tree.size(engine.shapes.node.state) == (9721 + 525) * 2
     assert tree.size(engine.shapes.down) == (9721 + 525) * 2 + 1
@@ -245,7 +306,9 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
     good = observations("poisson")
     x = np.concatenate([good.rows.x, [cell for cell, _ in wrong]])
     y = np.concatenate([good.rows.y, [value for _, value in wrong]])
-    data = FederatedData.from_arrays(x, y, np.concatenate([np.zeros(len(good.rows.y), int), 7 + np.arange(len(wrong))]))
+    data = FederatedData.from_arrays(
+        x, y, np.concatenate([np.zeros(len(good.rows.y), int), 7 + np.arange(len(wrong))])
+    )
     engine = Simulation(fedmissem(model_of(family)), data, seed=0)
     _, lines = engine.advance(engine.start(), 2)
     assert [line["diverged"] for line in lines] == [len(wrong)] * 2
@@ -262,13 +325,25 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
         (lambda: model_of(ridge=0.0, curvature="observed"), 'above 0 with curvature="observed"'),
         (lambda: fedmissem(model_of(), completions=0), "completions must be at least 1, got 0"),
         (lambda: fedmissem(model_of(), step_size=0.0), r"fedmissem: step_size must be in \(0, 1\]"),
-        (lambda: model_of("bernoulli").init(jax.random.key(0), observations("poisson").spec), "not classes"),
-        (lambda: model_of(row_factors=[[1.0]]).init(jax.random.key(0), observations().spec), r"shape \(12, 5\)"),
         (
-            lambda: model_of().init(jax.random.key(0), FederatedData.from_arrays(np.zeros((2, 3)), np.zeros(2), [0, 1]).spec),
+            lambda: model_of("bernoulli").init(jax.random.key(0), observations("poisson").spec),
+            "not classes",
+        ),
+        (
+            lambda: model_of(row_factors=[[1.0]]).init(jax.random.key(0), observations().spec),
+            r"shape \(12, 5\)",
+        ),
+        (
+            lambda: model_of().init(
+                jax.random.key(0),
+                FederatedData.from_arrays(np.zeros((2, 3)), np.zeros(2), [0, 1]).spec,
+            ),
             r"two whole numbers, the cell's row and column; these are of shape \(3,\)",
         ),
-        (lambda: model_of(rank=0), "rank must be from 1 to 9 for a matrix of 12 x 9, got 0; 0 goes with effect_ridge"),
+        (
+            lambda: model_of(rank=0),
+            "rank must be from 1 to 9 for a matrix of 12 x 9, got 0; 0 goes with effect_ridge",
+        ),
         (lambda: model_of(effect_ridge=-1.0), "effect_ridge must be at least 0"),
     ],
 )

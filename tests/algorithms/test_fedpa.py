@@ -1,4 +1,6 @@
-"""FedPA against FedAvg in the limits that they share, against matrices, and against posteriors that are known."""
+"""FedPA against FedAvg in the limits that they share, against matrices, and against posteriors that
+are known.
+"""
 
 from functools import partial
 
@@ -47,7 +49,9 @@ def flat(tree):
 def one_client(place=0):
     data = PROBLEM.data
     rows = Rows(jnp.asarray(data.rows.x), jnp.asarray(data.rows.y))
-    return Shard(rows, jnp.int32(data.starts("train")[place]), jnp.int32(data.counts("train")[place]), 96)
+    return Shard(
+        rows, jnp.int32(data.starts("train")[place]), jnp.int32(data.counts("train")[place]), 96
+    )
 
 
 def upload(method, data, theta=None):
@@ -63,7 +67,9 @@ def upload(method, data, theta=None):
 def drawn(key, data, number):
     local = (key, data, mean_gradient(MODEL.log_likelihood), SGD, Averaging(8, 0, None))
     start = MODEL.init(key, PROBLEM.data.spec)  # zeros
-    return jax.lax.scan(lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=number)[1]
+    return jax.lax.scan(
+        lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=number
+    )[1]
 
 
 def samples_of(data, number, key=None):
@@ -73,10 +79,20 @@ def samples_of(data, number, key=None):
 
 
 def test_one_sample_of_one_step_is_fedavg_to_the_last_bit():
-    """Whatever rho is: l = 1 has no covariance. With momentum, minibatches over two passes, and clients of unequal size."""
+    """Whatever rho is: l = 1 has no covariance. With momentum, minibatches over two passes, and
+    clients of unequal size.
+    """
     expected, _ = ends(fedavg(MODEL, client_optimizer=SGD, batch_size=16, steps=7), 3)
     for rho in (0.0, 2.0):
-        method = fedpa(MODEL, samples=1, rho=rho, burn_in_steps=6, steps_per_sample=1, client_optimizer=SGD, batch_size=16)
+        method = fedpa(
+            MODEL,
+            samples=1,
+            rho=rho,
+            burn_in_steps=6,
+            steps_per_sample=1,
+            client_optimizer=SGD,
+            batch_size=16,
+        )
         found, lines = ends(method, 3)
         np.testing.assert_array_equal(found, expected)
         assert [line["local_steps"] for line in lines] == [7] * 3
@@ -84,23 +100,35 @@ def test_one_sample_of_one_step_is_fedavg_to_the_last_bit():
 
 def test_no_shrinkage_is_fedavg_of_the_mean_sample():
     up = upload(fedpa(MODEL, samples=4, rho=0, client_optimizer=SGD, batch_size=8), one_client())
-    np.testing.assert_allclose(flat(up.delta) / up.weight, -samples_of(one_client(), 4).mean(0), rtol=1e-12)
+    np.testing.assert_allclose(
+        flat(up.delta) / up.weight, -samples_of(one_client(), 4).mean(0), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("solver", [pytest.param("recursive", marks=pytest.mark.slow), "dense"])
 def test_the_delta_is_that_of_the_formula(solver):
-    up = upload(fedpa(MODEL, samples=4, rho=0.7, client_optimizer=SGD, batch_size=8, solver=solver), one_client())
+    up = upload(
+        fedpa(MODEL, samples=4, rho=0.7, client_optimizer=SGD, batch_size=8, solver=solver),
+        one_client(),
+    )
     x = samples_of(one_client(), 4)
     level = 1 / (1 + 3 * 0.7)
     covariance = level * np.eye(4) + (1 - level) * np.cov(x.T)
-    np.testing.assert_allclose(flat(up.delta), 20 * np.linalg.solve(covariance, -x.mean(0)), rtol=1e-9)
+    np.testing.assert_allclose(
+        flat(up.delta), 20 * np.linalg.solve(covariance, -x.mean(0)), rtol=1e-9
+    )
     assert float(up.weight) == 20
 
 
 @pytest.mark.parametrize("solver", ["recursive", pytest.param("dense", marks=pytest.mark.slow)])
 def test_a_chosen_shrinkage_does_not_know_the_scale(solver):
-    """The server divides by the sum of the mean precisions, so that a delta has the size of a step."""
-    up = upload(fedpa(MODEL, samples=5, rho="oas", client_optimizer=SGD, batch_size=8, solver=solver), one_client())
+    """The server divides by the sum of the mean precisions, so that a delta has the size of a
+    step.
+    """
+    up = upload(
+        fedpa(MODEL, samples=5, rho="oas", client_optimizer=SGD, batch_size=8, solver=solver),
+        one_client(),
+    )
     x = samples_of(one_client(), 5)
     s = np.cov(x.T)
     square, trace = np.trace(s @ s), np.trace(s)
@@ -114,7 +142,10 @@ def test_a_chosen_shrinkage_does_not_know_the_scale(solver):
 def test_burn_in_rounds_are_fedavg_with_as_many_steps():
     options = {"client_optimizer": SGD, "batch_size": 16, "server_optimizer": optax.adam(0.1)}
     method = fedpa(MODEL, samples=3, burn_in_rounds=2, **options)
-    engine, plain = (Simulation(one, PROBLEM.data, seed=0) for one in (method, fedavg(MODEL, epochs=3, **options)))
+    engine, plain = (
+        Simulation(one, PROBLEM.data, seed=0)
+        for one in (method, fedavg(MODEL, epochs=3, **options))
+    )
     state, lines = engine.advance(engine.start(), 2)
     other, plain_lines = plain.advance(plain.start(), 2)
     np.testing.assert_array_equal(flat(state.server.parameters), flat(other.server.parameters))
@@ -126,8 +157,10 @@ def test_burn_in_rounds_are_fedavg_with_as_many_steps():
 
 @pytest.mark.slow
 def test_posterior_averaging_ends_at_the_mode():
-    """Exact samples, independent at this step; equal weights, as Sigma_i^-1 grows with the rows by itself. FedAvg of the same
-    samples averages the clients' own modes. Noise of the estimates is averaged over the last rounds."""
+    """Exact samples, independent at this step; equal weights, as Sigma_i^-1 grows with the rows by
+    itself. FedAvg of the same samples averages the clients' own modes. Noise of the estimates is
+    averaged over the last rounds.
+    """
     exact = {"kernel": ornstein_uhlenbeck(), "step_size": 6.0, "samples": 60, "weighting": "equal"}
     far = {}
     for name, rho, step in (("fedpa", 1e6, 2e-3), ("fedavg", 0.0, 0.3)):
@@ -140,7 +173,9 @@ def test_posterior_averaging_ends_at_the_mode():
             points.append(flat(state.server.parameters))
         far[name] = np.linalg.norm(np.mean(points, 0) - PROBLEM.least_squares)
     mean_of_modes = np.mean([one.mean for one in PROBLEM.local], 0)
-    assert far["fedavg"] == pytest.approx(np.linalg.norm(mean_of_modes - PROBLEM.least_squares), rel=0.1)
+    assert far["fedavg"] == pytest.approx(
+        np.linalg.norm(mean_of_modes - PROBLEM.least_squares), rel=0.1
+    )
     assert far["fedpa"] < far["fedavg"] / 8
 
 
@@ -154,7 +189,9 @@ def test_posterior_averaging_ends_at_the_mode():
     ids=["sgld", "hmc", "nuts"],
 )
 def test_other_samplers(kernel, step_size):
-    """From the mode of a client, samples stay around it: the mean of forty within four standard errors (they are correlated)."""
+    """From the mode of a client, samples stay around it: the mean of forty within four standard
+    errors (they are correlated).
+    """
     place, number = 3, 40
     mean, covariance = PROBLEM.local[place]
     theta = (
@@ -162,7 +199,15 @@ def test_other_samplers(kernel, step_size):
         .init(jax.random.key(0), PROBLEM.data.spec)
         ._replace(weight=jnp.asarray(mean[:3]), bias=jnp.asarray(mean[3]))
     )
-    method = fedpa(MODEL, samples=number, rho=0, kernel=kernel, step_size=step_size, burn_in_steps=5, steps_per_sample=4)
+    method = fedpa(
+        MODEL,
+        samples=number,
+        rho=0,
+        kernel=kernel,
+        step_size=step_size,
+        burn_in_steps=5,
+        steps_per_sample=4,
+    )
     up = upload(method, one_client(place), theta)
     off = flat(up.delta) / float(up.weight)
     assert np.all(np.abs(off) < 4 * np.sqrt(np.diag(covariance)))
@@ -178,7 +223,9 @@ def test_a_client_with_fewer_rows_than_a_batch_uses_them_all():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [{"kernel": ula(), "step_size": 0.1}, {}], ids=["kernel", "iterates"])
+@pytest.mark.parametrize(
+    "sampler", [{"kernel": ula(), "step_size": 0.1}, {}], ids=["kernel", "iterates"]
+)
 def test_a_client_without_rows_says_nothing(sampler):
     empty = Shard(one_client().rows, jnp.int32(0), jnp.int32(0), 16)
     up = upload(fedpa(MODEL, samples=3, rho="oas", rank=2, weighting="equal", **sampler), empty)
@@ -191,7 +238,9 @@ def with_huge_rows(places):
     """Some clients with features so large that a step leads out of the numbers."""
     data = PROBLEM.data
     rows = (data.rows_of(place, "train") for place in range(data.clients))
-    clients = {data.name_of(at): (1e30 * x if at in places else x, y) for at, (x, y) in enumerate(rows)}
+    clients = {
+        data.name_of(at): (1e30 * x if at in places else x, y) for at, (x, y) in enumerate(rows)
+    }
     return FederatedData.from_clients(clients)
 
 
@@ -210,11 +259,20 @@ def test_a_chain_that_diverges_is_left_out_counted_and_named():
 
 @pytest.fixture(scope="module")
 def with_posterior():
-    """Nearly exact: independent samples of the exact local posteriors, hardly shrunk, at the mode."""
+    """Nearly exact: independent samples of the exact local posteriors, hardly shrunk, at the
+    mode.
+    """
     with jax.enable_x64(True):
         exact = {"kernel": ornstein_uhlenbeck(), "step_size": 6.0, "weighting": "equal"}
         method = fedpa(
-            MODEL, samples=100, rho=1e6, server_optimizer=optax.sgd(2e-3), rank=4, decay=0.95, predictive_draws=4000, **exact
+            MODEL,
+            samples=100,
+            rho=1e6,
+            server_optimizer=optax.sgd(2e-3),
+            rank=4,
+            decay=0.95,
+            predictive_draws=4000,
+            **exact,
         )
         return run(method, PROBLEM.data, rounds=60, seed=0, progress=False)
 
@@ -226,8 +284,10 @@ def flat_prior():
 
 @pytest.mark.slow
 def test_the_posterior_is_that_of_all_rows(with_posterior):
-    """The inverse of a covariance of l samples is (l - 1) / (l - d - 2) times too large on average: 3 % of a deviation here. A
-    round's precision is off by about sqrt(2 / l) / sqrt(clients), 6 %, and twenty rounds are averaged."""
+    """The inverse of a covariance of l samples is (l - 1) / (l - d - 2) times too large on average:
+    3 % of a deviation here. A round's precision is off by about sqrt(2 / l) / sqrt(clients), 6 %,
+    and twenty rounds are averaged.
+    """
     covariance = flat_prior()
     draws = with_posterior.posterior.draws("site1", 4000)
     found = np.column_stack([draws.weight, draws.bias])
@@ -244,7 +304,9 @@ def test_predictions_and_traces_come_from_the_posterior(with_posterior):
     design = np.column_stack([x, np.ones(2)])
     scale = np.sqrt(PROBLEM.noise**2 + np.einsum("ri,ij,rj->r", design, flat_prior(), design))
     np.testing.assert_allclose(predicted.scale, scale, rtol=0.03)
-    np.testing.assert_allclose(predicted.mean, design @ flat(with_posterior.state.parameters), atol=0.05)
+    np.testing.assert_allclose(
+        predicted.mean, design @ flat(with_posterior.state.parameters), atol=0.05
+    )
     lower, upper = predictive_interval(predicted, probability=0.9)
     np.testing.assert_allclose(upper - lower, 2 * 1.645 * scale, rtol=0.03)
     tree = with_posterior.posterior.trace("site0", draws=20, chains=2)
@@ -252,7 +314,9 @@ def test_predictions_and_traces_come_from_the_posterior(with_posterior):
 
 
 def test_the_sums_make_the_precision_of_the_matrices():
-    """Rows as weights, all of a cohort: sum q_i Sigma_i^-1 with q_i of mean one, from the samples of each client."""
+    """Rows as weights, all of a cohort: sum q_i Sigma_i^-1 with q_i of mean one, from the samples
+    of each client.
+    """
     method = fedpa(MODEL, samples=3, rho=0.5, client_optimizer=SGD, batch_size=8, rank=4, decay=0.0)
     engine = Simulation(method, PROBLEM.data, seed=0)
     state, _ = engine.advance(engine.start(), 1)
@@ -261,7 +325,9 @@ def test_the_sums_make_the_precision_of_the_matrices():
     total = np.zeros((4, 4))
     for place, rows in enumerate(PROBLEM.data.counts("train")):
         x = samples_of(one_client(place), 3, key_for(root_key(0), Stream.CLIENT, 0, place))
-        total += rows * np.linalg.inv(0.5 * np.eye(4) + 0.5 * np.cov(x.T))  # rho_l = 1 / (1 + 2 rho)
+        total += rows * np.linalg.inv(
+            0.5 * np.eye(4) + 0.5 * np.cov(x.T)
+        )  # rho_l = 1 / (1 + 2 rho)
     np.testing.assert_allclose(found, 5 * total / 205, rtol=1e-8)
 
 
@@ -281,7 +347,10 @@ def test_the_sums_make_the_precision_of_the_matrices():
         ({"predictive_draws": 0}, "predictive_draws must be at least 1, got 0"),
         ({"step_size": 0.1}, "step_size is that of a kernel"),
         ({"kernel": ula()}, "a kernel needs a step_size above 0, got None"),
-        ({"kernel": ula(), "step_size": 0.1, "client_optimizer": SGD}, "client_optimizer is for burn-in rounds"),
+        (
+            {"kernel": ula(), "step_size": 0.1, "client_optimizer": SGD},
+            "client_optimizer is for burn-in rounds",
+        ),
     ],
 )
 def test_bad_options(options, message):
@@ -290,14 +359,18 @@ def test_bad_options(options, message):
 
 
 def test_a_run_is_longer_than_its_burn_in():
-    with pytest.raises(ValueError, match="fedpa burns in for 5 rounds, and rounds=5 ends before it begins"):
+    with pytest.raises(
+        ValueError, match="fedpa burns in for 5 rounds, and rounds=5 ends before it begins"
+    ):
         run(fedpa(MODEL, burn_in_rounds=5), PROBLEM.data, rounds=5, seed=0)
 
 
 def test_a_dense_covariance_is_for_few_parameters():
     spec = PROBLEM.data.spec
     wide = spec._replace(rows=spec.rows._replace(x=jax.ShapeDtypeStruct((10_001,), jnp.float32)))
-    with pytest.raises(ValueError, match="for up to 10000 parameters and linear has 10002; use solver='recursive'"):
+    with pytest.raises(
+        ValueError, match="for up to 10000 parameters and linear has 10002; use solver='recursive'"
+    ):
         fedpa(MODEL, solver="dense").init(jax.random.key(0), wide)
 
 

@@ -1,4 +1,6 @@
-"""FedPop against linear Gaussian mixed models, where posteriors, marginal likelihood and the law of the chain are exact."""
+"""FedPop against linear Gaussian mixed models, where posteriors, marginal likelihood and the law of
+the chain are exact.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,7 +28,10 @@ from covey.models import Linear, MixedModel, Normal
 from covey.models.effects import Correlated, Gaussian
 
 NOISE, STEP, SLOPES = 0.8, 0.01, (1,)
-THETA = Population(Linear(np.array([0.7, -0.4]), np.array(0.3)), Gaussian(np.array([0.5, -0.6]), np.log([0.9, 0.5])))
+THETA = Population(
+    Linear(np.array([0.7, -0.4]), np.array(0.3)),
+    Gaussian(np.array([0.5, -0.6]), np.log([0.9, 0.5])),
+)
 KEYS = 400
 
 
@@ -47,7 +52,9 @@ def down(theta):
 
 
 class Client(NamedTuple):
-    """One client's rows, the columns that its effects multiply, and its exact posterior given THETA."""
+    """One client's rows, the columns that its effects multiply, and its exact posterior given
+    THETA.
+    """
 
     rows: Rows
     design: np.ndarray
@@ -86,16 +93,21 @@ def method(*, step_size=STEP, scale=NOISE, **options):
 def log_marginal(theta, x, y, design, noise):
     """log p(D_i | phi, beta) of a linear mixed model, effects integrated out."""
     mean = x @ theta.phi.weight + theta.phi.bias + design @ theta.beta.mean
-    covariance = noise**2 * jnp.eye(len(y)) + (design * jnp.exp(2 * theta.beta.log_scale)) @ design.T
+    covariance = (
+        noise**2 * jnp.eye(len(y)) + (design * jnp.exp(2 * theta.beta.log_scale)) @ design.T
+    )
     return jax.scipy.stats.multivariate_normal.logpdf(y, mean, covariance)
 
 
 def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
     fed, data = method(draws=100, burn_in=300), whole(CLIENT.rows)
     start = Personal(jnp.zeros((100, 2)), Empty())
-    up = jax.jit(jax.vmap(lambda key: fed.client(key, down, start, data).up))(jax.random.split(jax.random.key(0), KEYS))
+    up = jax.jit(jax.vmap(lambda key: fed.client(key, down, start, data).up))(
+        jax.random.split(jax.random.key(0), KEYS)
+    )
     exact = jax.grad(log_marginal)(theta, *CLIENT.rows, CLIENT.design, NOISE)
-    # Everything is linear in z and so exact on average, except the squares in the gradient by the log deviations.
+    # Everything is linear in z and so exact on average, except the squares in the gradient by the
+    # log deviations.
     surplus = np.diag(CLIENT.of_the_chain - CLIENT.covariance) * np.exp(-2 * THETA.beta.log_scale)
     expected = exact._replace(beta=exact.beta._replace(log_scale=exact.beta.log_scale + surplus))
     for estimates, value in zip(jax.tree.leaves(up), jax.tree.leaves(expected), strict=True):
@@ -107,19 +119,31 @@ def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_both_forms_of_the_gradient_are_those_of_the_marginal_likelihood(theta, covariance):
-    """With draws of the posterior itself; a covariance that happens to be diagonal has the same likelihood."""
+    """With draws of the posterior itself; a covariance that happens to be diagonal has the same
+    likelihood.
+    """
     if covariance == "full":
         theta = theta._replace(beta=Correlated(*theta.beta, jnp.zeros((2, 2))))
     exact = jax.grad(lambda t: log_marginal(t, *CLIENT.rows, CLIENT.design, NOISE))(theta)
     keys, data, spread = jax.random.split(jax.random.key(3), KEYS), whole(CLIENT.rows), {}
     for centred in (True, False):
-        options = {"kernel": ornstein_uhlenbeck(), "effects": models.gaussian(covariance=covariance), "centred": centred}
-        fed = fedpop(models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=3.0, draws=50, **options)
+        options = {
+            "kernel": ornstein_uhlenbeck(),
+            "effects": models.gaussian(covariance=covariance),
+            "centred": centred,
+        }
+        fed = fedpop(
+            models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=3.0, draws=50, **options
+        )
         start = fed.init_client(keys[0], Down(theta, jnp.ones(())), data)
-        up = jax.jit(jax.vmap(lambda key: fed.client(key, Down(theta, jnp.ones(())), start, data).up))(keys)  # noqa: B023
+        up = jax.jit(
+            jax.vmap(lambda key: fed.client(key, Down(theta, jnp.ones(())), start, data).up)
+        )(keys)  # noqa: B023
         for part in ("mean", "log_scale"):
             found, value = (getattr(one.beta, part) for one in (up, exact))
-            assert np.all(np.abs(np.mean(found, 0) - value) < 4 * np.std(found, 0) / np.sqrt(KEYS)), (centred, part)
+            assert np.all(
+                np.abs(np.mean(found, 0) - value) < 4 * np.std(found, 0) / np.sqrt(KEYS)
+            ), (centred, part)
         spread[centred] = np.std(up.beta.mean, 0)
     assert np.all(spread[True] != spread[False])  # two estimates, not one
 
@@ -152,7 +176,9 @@ def test_a_client_goes_on_where_it_ended(down):
 
 
 def test_draws_of_any_length_are_those_of_the_posterior(down):
-    """By the kernel that is exact here: after rounds, and however many are asked for; in the terms of the model."""
+    """By the kernel that is exact here: after rounds, and however many are asked for; in the terms
+    of the model.
+    """
     fed, data = method(step_size=1.5, draws=4, kernel=ornstein_uhlenbeck()), whole(CLIENT.rows)
 
     @jax.jit
@@ -165,29 +191,44 @@ def test_draws_of_any_length_are_those_of_the_posterior(down):
 
     kept, described = chains(jax.random.split(jax.random.key(7), KEYS))
     assert kept.shape == (KEYS, 4, 2)
-    effects = np.stack([described["intercept"] - THETA.phi.bias, described["slopes"][..., 0] - THETA.phi.weight[1]], -1)
+    effects = np.stack(
+        [
+            described["intercept"] - THETA.phi.bias,
+            described["slopes"][..., 0] - THETA.phi.weight[1],
+        ],
+        -1,
+    )
     assert effects.shape == (KEYS, 50, 2)
     assert len(np.unique(effects[..., 0])) == KEYS * 50
     for draws in (np.asarray(kept), effects):
         means = draws.mean(1)
         assert np.all(np.abs(means.mean(0) - CLIENT.mean) < 4 * means.std(0) / np.sqrt(KEYS))
         spread = np.cov(draws.reshape(-1, 2).T)
-        np.testing.assert_allclose(np.sqrt(np.diag(spread)), np.sqrt(np.diag(CLIENT.covariance)), rtol=0.05)
-        assert spread[0, 1] == pytest.approx(CLIENT.covariance[0, 1], abs=0.1 * np.sqrt(np.prod(np.diag(CLIENT.covariance))))
+        np.testing.assert_allclose(
+            np.sqrt(np.diag(spread)), np.sqrt(np.diag(CLIENT.covariance)), rtol=0.05
+        )
+        assert spread[0, 1] == pytest.approx(
+            CLIENT.covariance[0, 1], abs=0.1 * np.sqrt(np.prod(np.diag(CLIENT.covariance)))
+        )
 
 
 def test_annealing_is_more_noise(down):
     """T multiplies the variance of Gaussian noise: the same draws, and the same gradients."""
     fed = method(draws=3, burn_in=2, anneal=(16.0, 4))
     state = fed.init(jax.random.key(0), SPEC)
-    found = [float(fed.broadcast(state._replace(round=jnp.int32(number))).temperature) for number in range(6)]
+    found = [
+        float(fed.broadcast(state._replace(round=jnp.int32(number))).temperature)
+        for number in range(6)
+    ]
     np.testing.assert_allclose(found, [16, 8, 4, 2, 1, 1])
     data, noisier = whole(CLIENT.rows), method(scale=2 * NOISE, draws=3, burn_in=2)
     start = Personal(jnp.zeros((3, 2)), Empty())
 
     @jax.jit
     def both(key):
-        return fed.client(key, down._replace(temperature=jnp.asarray(4.0)), start, data), noisier.client(key, down, start, data)
+        return fed.client(
+            key, down._replace(temperature=jnp.asarray(4.0)), start, data
+        ), noisier.client(key, down, start, data)
 
     warm, plain = both(jax.random.key(1))
     for one, other in zip(jax.tree.leaves(warm[:2]), jax.tree.leaves(plain[:2]), strict=True):
@@ -205,16 +246,22 @@ def test_scaling_by_the_ratio(theta):
 
     def stepped(scaling, aggregate):
         fed, key = method(scaling=scaling, **ascent), jax.random.key(0)
-        return jax.jit(lambda: fed.server(key, fed.init(key, SPEC)._replace(theta=theta), aggregate)[0].theta)()
+        return jax.jit(
+            lambda: fed.server(key, fed.init(key, SPEC)._replace(theta=theta), aggregate)[0].theta
+        )()
 
     by_ratio = stepped("ratio", aggregate)
-    np.testing.assert_allclose(by_ratio.phi.weight, theta.phi.weight + 0.1 * 6 / 2 * plain.phi.weight)
+    np.testing.assert_allclose(
+        by_ratio.phi.weight, theta.phi.weight + 0.1 * 6 / 2 * plain.phi.weight
+    )
     by_probability = stepped("inverse_probability", aggregate)
     uneven = stepped("ratio", aggregate._replace(weighted=None, weight=None))
     for one, *others in zip(*map(jax.tree.leaves, (by_ratio, by_probability, uneven)), strict=True):
         for other in others:
             np.testing.assert_allclose(one, other)
-    with pytest.raises(ValueError, match=r"scaling='ratio' needs the number of clients, Spec\.clients"):
+    with pytest.raises(
+        ValueError, match=r"scaling='ratio' needs the number of clients, Spec\.clients"
+    ):
         method(scaling="ratio").init(jax.random.key(0), SPEC._replace(clients=None))
 
 
@@ -228,7 +275,9 @@ def test_only_the_shared_part_is_rounded():
         def sent_and_meant():
             node = first_node(fed, rounding, root, 3, down, data)
             payload, _, _ = node_round(fed, rounding, root, 0, 3, down, node, data)
-            return rounding.decode(payload), fed.client(key_for(root, Stream.CLIENT, 0, 3), down, node.state, data).up
+            return rounding.decode(payload), fed.client(
+                key_for(root, Stream.CLIENT, 0, 3), down, node.state, data
+            ).up
 
         sent, meant = sent_and_meant()
         for one, other in zip(jax.tree.leaves(sent.beta), jax.tree.leaves(meant.beta), strict=True):
@@ -241,18 +290,26 @@ def test_only_the_shared_part_is_rounded():
 
 def tables(*counts):
     rng = np.random.default_rng(2)
-    return FederatedData.from_clients({f"site{rows}": (rng.normal(size=(rows, 2)), rng.normal(size=rows)) for rows in counts})
+    return FederatedData.from_clients(
+        {f"site{rows}": (rng.normal(size=(rows, 2)), rng.normal(size=rows)) for rows in counts}
+    )
 
 
 def test_a_step_that_is_too_long():
-    """The chain of a client with many rows runs away: it is counted and named, the others go on. If all do, the run ends."""
+    """The chain of a client with many rows runs away: it is counted and named, the others go on. If
+    all do, the run ends.
+    """
     data = tables(3, 300, 4)
     with jax.enable_x64(False):
         engine = Simulation(method(step_size=0.1, draws=80), data, seed=0)
         state, lines = engine.advance(engine.start(), 2)
-        short, long = jax.tree.leaves((state.server, state.nodes)), Simulation(method(step_size=5.0, draws=80), data, seed=0)
+        short, long = (
+            jax.tree.leaves((state.server, state.nodes)),
+            Simulation(method(step_size=5.0, draws=80), data, seed=0),
+        )
         with pytest.raises(
-            Diverged, match=r"round 1: all 3 uploads .* \(client \d among them\); make the client's step size smaller"
+            Diverged,
+            match=r"round 1: all 3 uploads .* \(client \d among them\); make the client's step size smaller",
         ):
             long.advance(long.start(), 1)
     for line in lines:
@@ -291,26 +348,45 @@ def test_without_effects_it_is_fedsgd():
     fed = fedpop(model, step_size=0.1, draws=2, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent)
     state, _ = ran(fed, data, "location has no effects: this is FedSGD on the shared parameters")
     first = 0.01 * np.sum(data.rows.y)
-    np.testing.assert_allclose(state.server.theta.phi, first + 0.01 * np.sum(data.rows.y - first), rtol=1e-5)
+    np.testing.assert_allclose(
+        state.server.theta.phi, first + 0.01 * np.sum(data.rows.y - first), rtol=1e-5
+    )
 
 
 def test_without_shared_parameters_the_law_is_learned():
-    fed = fedpop(location(shared=False, personal=True), step_size=0.1, draws=2, beta_optimizer=optax.sgd(0.01))
-    state, lines = ran(fed, tables(3, 9), "location shares no parameters, only the law of the effects")
+    fed = fedpop(
+        location(shared=False, personal=True),
+        step_size=0.1,
+        draws=2,
+        beta_optimizer=optax.sgd(0.01),
+    )
+    state, lines = ran(
+        fed, tables(3, 9), "location shares no parameters, only the law of the effects"
+    )
     assert state.server.theta.beta.mean != 0
     assert np.isfinite(lines[-1]["train_loss"])
 
 
 def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
     ascent = {"phi_optimizer": optax.sgd(0.1), "beta_optimizer": optax.sgd(1.0)}
-    fed = method(phi_prior=2.0, beta_prior=0.5, effects=models.gaussian(scale_bounds=(0.4, 2.0)), **ascent)
-    start = fed.init(jax.random.key(0), Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float))))
-    slope = Population(Linear(jnp.array([1.0, -2.0]), jnp.array(3.0)), Gaussian(jnp.array([0.1, 0.2]), jnp.array([9.0, -9.0])))
+    fed = method(
+        phi_prior=2.0, beta_prior=0.5, effects=models.gaussian(scale_bounds=(0.4, 2.0)), **ascent
+    )
+    start = fed.init(
+        jax.random.key(0),
+        Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float))),
+    )
+    slope = Population(
+        Linear(jnp.array([1.0, -2.0]), jnp.array(3.0)),
+        Gaussian(jnp.array([0.1, 0.2]), jnp.array([9.0, -9.0])),
+    )
     aggregate = Aggregate(weighted=slope, plain=None, weight=jnp.ones(()), count=jnp.ones(()))
     found = fed.server(jax.random.key(0), start._replace(theta=theta), aggregate)[0].theta
     expected = THETA.phi.weight + 0.1 * (np.array([1.0, -2.0]) - THETA.phi.weight / 4)
     np.testing.assert_allclose(found.phi.weight, expected)
-    np.testing.assert_allclose(found.beta.mean, THETA.beta.mean + np.array([0.1, 0.2]) - THETA.beta.mean / 0.25)
+    np.testing.assert_allclose(
+        found.beta.mean, THETA.beta.mean + np.array([0.1, 0.2]) - THETA.beta.mean / 0.25
+    )
     np.testing.assert_allclose(np.exp(found.beta.log_scale), [2.0, 0.4])
 
 
@@ -325,7 +401,10 @@ def test_a_client_without_rows_has_the_prior(down):
         return personal.draws, more, fed.client(key, down, personal, nothing).up.phi
 
     kept, described, slope = prior(jax.random.key(4))
-    more = np.stack([described["intercept"] - THETA.phi.bias, described["slopes"][:, 0] - THETA.phi.weight[1]], -1)
+    more = np.stack(
+        [described["intercept"] - THETA.phi.bias, described["slopes"][:, 0] - THETA.phi.weight[1]],
+        -1,
+    )
     scale = np.exp(THETA.beta.log_scale)
     for draws in (np.asarray(kept), more):
         assert np.all(np.abs(draws.mean(0) - THETA.beta.mean) < 4 * scale / np.sqrt(5000))
@@ -335,7 +414,9 @@ def test_a_client_without_rows_has_the_prior(down):
 
 
 def test_credible_intervals_cover():
-    """2,000 new clients with 1 to 4 rows of a random-intercept model whose phi and beta are known."""
+    """2,000 new clients with 1 to 4 rows of a random-intercept model whose phi and beta are
+    known.
+    """
     rng, clients = np.random.default_rng(8), 2000
     counts = rng.integers(1, 5, clients)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -348,19 +429,27 @@ def test_credible_intervals_cover():
     rows = Rows(jnp.asarray(x), jnp.asarray(y))
 
     def interval(key, start, count):
-        return jnp.quantile(fed.adapt(key, down, Shard(rows, start, count, 4)).draws[:, 0], jnp.array([0.05, 0.95]))
+        return jnp.quantile(
+            fed.adapt(key, down, Shard(rows, start, count, 4)).draws[:, 0], jnp.array([0.05, 0.95])
+        )
 
     keys = jax.random.split(jax.random.key(6), clients)
-    low, high = np.asarray(jax.jit(jax.vmap(interval))(keys, jnp.asarray(starts), jnp.asarray(counts))).T
+    low, high = np.asarray(
+        jax.jit(jax.vmap(interval))(keys, jnp.asarray(starts), jnp.asarray(counts))
+    ).T
     assert 0.88 < np.mean((low < truth) & (truth < high)) < 0.92
     # The intervals of clients with more rows are shorter, by the closed form.
     for count in (1, 4):
         width = np.mean((high - low)[counts == count])
-        assert width == pytest.approx(2 * 1.645 / np.sqrt((1 + count) * (1 - 0.02 * (1 + count))), rel=0.03)
+        assert width == pytest.approx(
+            2 * 1.645 / np.sqrt((1 + count) * (1 - 0.02 * (1 + count))), rel=0.03
+        )
 
 
 class Fit(NamedTuple):
-    """Where the exact marginal likelihood is largest: intercept and weights of a typical client, deviations, noise."""
+    """Where the exact marginal likelihood is largest: intercept and weights of a typical client,
+    deviations, noise.
+    """
 
     weight: np.ndarray
     bias: float
@@ -372,29 +461,47 @@ def maximum_likelihood(clients, slopes, noise=None):
     """Over all parameters of a linear mixed model; over the noise too where it is not given."""
     features, effects = clients[0][0].shape[1], 1 + len(slopes)
     sizes = {len(y) for _, y in clients}
-    alike = [[np.stack(part) for part in zip(*[one for one in clients if len(one[1]) == size], strict=True)] for size in sizes]
+    alike = [
+        [
+            np.stack(part)
+            for part in zip(*[one for one in clients if len(one[1]) == size], strict=True)
+        ]
+        for size in sizes
+    ]
 
     def split(v):
         beta = Gaussian(jnp.zeros(effects), v[features + 1 : features + 1 + effects])
-        return Population(Linear(v[:features], v[features]), beta), jnp.exp(v[-1]) if noise is None else noise
+        return Population(Linear(v[:features], v[features]), beta), jnp.exp(
+            v[-1]
+        ) if noise is None else noise
 
     def loss(v):
         theta, sd = split(v)
 
         def of_client(x, y):
-            return log_marginal(theta, x, y, jnp.column_stack([jnp.ones(len(y)), x[:, list(slopes)]]), sd)
+            return log_marginal(
+                theta, x, y, jnp.column_stack([jnp.ones(len(y)), x[:, list(slopes)]]), sd
+            )
 
-        return -sum(jnp.sum(jax.vmap(of_client)(x, y)) for x, y in alike) / sum(y.size for _, y in alike)
+        return -sum(jnp.sum(jax.vmap(of_client)(x, y)) for x, y in alike) / sum(
+            y.size for _, y in alike
+        )
 
     start = np.zeros(features + 1 + effects + (noise is None))
-    best = minimize(jax.jit(loss), start, jac=jax.jit(jax.grad(loss)), method="BFGS", options={"gtol": 1e-7})
+    best = minimize(
+        jax.jit(loss), start, jac=jax.jit(jax.grad(loss)), method="BFGS", options={"gtol": 1e-7}
+    )
     assert best.success, best.message
     theta, sd = split(best.x)
-    return Fit(np.asarray(theta.phi.weight), float(theta.phi.bias), np.exp(theta.beta.log_scale), float(sd))
+    return Fit(
+        np.asarray(theta.phi.weight), float(theta.phi.bias), np.exp(theta.beta.log_scale), float(sd)
+    )
 
 
 def fitted(clients, *, slopes, noise, rounds, **options):
-    data = FederatedData.from_clients({f"site{place}": (x, y) for place, (x, y) in enumerate(clients)})
+    data = FederatedData.from_clients(
+        {f"site{place}": (x, y) for place, (x, y) in enumerate(clients)}
+    )
     steps = [optax.adam(optax.cosine_decay_schedule(0.1, rounds)) for _ in range(2)]
     model = models.mixed_linear(scale=noise, slopes=slopes)
     fed = fedpop(model, phi_optimizer=steps[0], beta_optimizer=steps[1], **options)
@@ -412,16 +519,25 @@ def test_the_fit_is_the_maximum_of_the_marginal_likelihood():
     exact = maximum_likelihood(clients, (), noise=1.5)
     found = fitted(clients, slopes=(), noise=1.5, rounds=400, step_size=0.02, draws=20)
     for name in ("weight", "bias", "scale"):
-        np.testing.assert_allclose(getattr(found, name), getattr(exact, name), rtol=0.02, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(found, name), getattr(exact, name), rtol=0.02, err_msg=name
+        )
 
 
 @pytest.mark.slow
 def test_sleepstudy(data_dir):
-    """Random intercept and slope for 18 persons. Days and milliseconds are scaled, which changes no fit but its units."""
+    """Random intercept and slope for 18 persons. Days and milliseconds are scaled, which changes no
+    fit but its units.
+    """
     table = pd.read_csv(data_dir / "hierarchical" / "sleepstudy.csv").groupby("Subject")
-    clients = [(part[["Days"]].to_numpy(float) / 5, part["Reaction"].to_numpy(float) / 25) for _, part in table]
+    clients = [
+        (part[["Days"]].to_numpy(float) / 5, part["Reaction"].to_numpy(float) / 25)
+        for _, part in table
+    ]
     exact = maximum_likelihood(clients, (0,))
-    np.testing.assert_allclose([25 * exact.bias, 5 * exact.weight[0]], [251.405, 10.467], rtol=1e-4)  # published
+    np.testing.assert_allclose(
+        [25 * exact.bias, 5 * exact.weight[0]], [251.405, 10.467], rtol=1e-4
+    )  # published
     found = fitted(clients, slopes=(0,), noise=exact.noise, rounds=1500, step_size=0.01, draws=20)
     np.testing.assert_allclose([found.bias, *found.weight], [exact.bias, *exact.weight], rtol=0.02)
     np.testing.assert_allclose(found.scale, exact.scale, rtol=0.10)
@@ -444,7 +560,9 @@ def test_bad_options(options, message):
 
 
 def learned(rounds, data, **options):
-    """theta after some rounds, half of the clients in each; with the same draws of effects, whatever else a client draws."""
+    """theta after some rounds, half of the clients in each; with the same draws of effects,
+    whatever else a client draws.
+    """
     fed = method(draws=5, kernel=ornstein_uhlenbeck(), step_size=3.0, **options)
     state = fed.init(jax.random.key(0), SPEC)
     client = jax.jit(fed.client)
@@ -455,7 +573,11 @@ def learned(rounds, data, **options):
         ups = [client(key, down, fed.init_client(key, down, one), one).up for one in data]
         plain = jax.tree.map(lambda *leaves: sum(leaves), *ups)
         weighted = jax.tree.map(lambda leaf: 2 * leaf, plain)
-        state, _ = fed.server(key, state, Aggregate(weighted, plain, jnp.asarray(2.0 * len(data)), jnp.asarray(len(data))))
+        state, _ = fed.server(
+            key,
+            state,
+            Aggregate(weighted, plain, jnp.asarray(2.0 * len(data)), jnp.asarray(len(data))),
+        )
     return state.theta
 
 
@@ -497,5 +619,8 @@ def test_a_client_without_rows_leaves_phi_where_it_is(down):
 
 def test_a_law_inside_phi_has_no_rows_to_pass_over():
     model = models.mixed_linear(slopes=SLOPES)._replace(law=models.gaussian())
-    with pytest.raises(ValueError, match=r"phi of mixed_linear has the law of its effects in it.*leave phi_rate= out"):
+    with pytest.raises(
+        ValueError,
+        match=r"phi of mixed_linear has the law of its effects in it.*leave phi_rate= out",
+    ):
         fedpop(model, step_size=0.1, phi_rate=0.1)

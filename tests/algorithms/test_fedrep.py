@@ -1,4 +1,6 @@
-"""FedRep and FedPer against plain NumPy on y = z'phi'x, and where they must be FedAvg or local training."""
+"""FedRep and FedPer against plain NumPy on y = z'phi'x, and where they must be FedAvg or local
+training.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +35,15 @@ class Problem:
         self.truth = np.linalg.qr(rng.normal(size=(features, effects)))[0]
         self.clients = []
         for rows in sizes:
-            x = rng.normal(size=(rows, features)) @ (np.eye(features) + 0.2 * rng.normal(size=(features, features)))
+            x = rng.normal(size=(rows, features)) @ (
+                np.eye(features) + 0.2 * rng.normal(size=(features, features))
+            )
             x = x.astype(np.float32).astype(float)  # how rows are stored
             self.clients.append((x, x @ self.truth @ rng.normal(size=effects)))
         self.clients = [(x, y.astype(np.float32).astype(float)) for x, y in self.clients]
-        self.data = FederatedData.from_clients({f"site{place}": rows for place, rows in enumerate(self.clients)})
+        self.data = FederatedData.from_clients(
+            {f"site{place}": rows for place, rows in enumerate(self.clients)}
+        )
         self.model = models.linear_map(effects=effects)
         self.phi = np.linalg.qr(self.truth + 0.5 * rng.normal(size=self.truth.shape))[0]
         self.head = rng.normal(size=effects)
@@ -46,7 +52,9 @@ class Problem:
         engine = Simulation(method, self.data, seed=0)
         state = engine.start()
         shared = state.server.shared._replace(parameters=jnp.asarray(self.phi))
-        state = state._replace(server=state.server._replace(shared=shared, head=jnp.asarray(self.head)))
+        state = state._replace(
+            server=state.server._replace(shared=shared, head=jnp.asarray(self.head))
+        )
         return engine.advance(state, rounds)
 
 
@@ -89,11 +97,27 @@ def test_rounds_are_those_of_the_paper(name, weighting):
     problem = Problem(SIZES, features=4, effects=2)
     weights = np.array(SIZES) if weighting == "rows" else None
     if name == "fedrep":
-        optimizers = {"head_optimizer": optax.sgd(HEAD_STEP), "body_optimizer": optax.sgd(BODY_STEP)}
-        method = fedrep(problem.model, batch_size=None, head_epochs=3, body_steps=2, weighting=weighting, **optimizers)
+        optimizers = {
+            "head_optimizer": optax.sgd(HEAD_STEP),
+            "body_optimizer": optax.sgd(BODY_STEP),
+        }
+        method = fedrep(
+            problem.model,
+            batch_size=None,
+            head_epochs=3,
+            body_steps=2,
+            weighting=weighting,
+            **optimizers,
+        )
         expected = rounds_by_hand(problem, lambda *at: fedrep_by_hand(*at, 3, 2), 4, weights)
     else:
-        method = fedper(problem.model, client_optimizer=optax.sgd(BODY_STEP), batch_size=None, epochs=5, weighting=weighting)
+        method = fedper(
+            problem.model,
+            client_optimizer=optax.sgd(BODY_STEP),
+            batch_size=None,
+            epochs=5,
+            weighting=weighting,
+        )
         expected = rounds_by_hand(problem, lambda *at: fedper_by_hand(*at, 5), 4, weights)
     state, lines = problem.run(method, 4)
     np.testing.assert_allclose(state.server.shared.parameters, expected[0], rtol=1e-9, atol=1e-11)
@@ -111,14 +135,23 @@ def distance(phi, truth):
 
 
 def test_fedrep_finds_the_representation():
-    """60 clients with 6 rows and 8 features: no client could regress alone, and no single vector fits them all."""
+    """60 clients with 6 rows and 8 features: no client could regress alone, and no single vector
+    fits them all.
+    """
     problem = Problem([6] * 60, features=8, effects=2, seed=1)
-    method = fedrep(problem.model, head_optimizer=optax.sgd(0.3), body_optimizer=optax.sgd(0.5), batch_size=None, head_steps=40)
+    method = fedrep(
+        problem.model,
+        head_optimizer=optax.sgd(0.3),
+        body_optimizer=optax.sgd(0.5),
+        batch_size=None,
+        head_steps=40,
+    )
     state, _ = problem.run(method, 150)
     assert distance(problem.phi, problem.truth) > 0.6
     assert distance(np.asarray(state.server.shared.parameters), problem.truth) < 1e-5
     residuals = [
-        x @ state.server.shared.parameters @ z - y for (x, y), z in zip(problem.clients, state.nodes.state.head, strict=True)
+        x @ state.server.shared.parameters @ z - y
+        for (x, y), z in zip(problem.clients, state.nodes.state.head, strict=True)
     ]
     assert np.sqrt(np.mean(np.concatenate(residuals) ** 2)) < 1e-5
 
@@ -145,13 +178,19 @@ def test_fedper_with_one_client_is_fedavg():
 def test_with_nothing_personal_they_are_fedavg():
     server = optax.adam(0.1)
     model = models.split_network(models.linear(), personal=())
-    plain = fit(fedavg(models.linear(), server_optimizer=server, **MINIBATCH), LINEAR.data).server.parameters
-    joint = fit(fedper(model, server_optimizer=server, **MINIBATCH), LINEAR.data).server.shared.parameters
+    plain = fit(
+        fedavg(models.linear(), server_optimizer=server, **MINIBATCH), LINEAR.data
+    ).server.parameters
+    joint = fit(
+        fedper(model, server_optimizer=server, **MINIBATCH), LINEAR.data
+    ).server.shared.parameters
     np.testing.assert_array_equal(joint.weight, plain.weight)
     np.testing.assert_array_equal(joint.bias, plain.bias)
     # FedRep draws its minibatches by another key, so all rows at once.
     full = {"server_optimizer": server, "batch_size": None, "weighting": "rows"}
-    plain = fit(fedavg(models.linear(), client_optimizer=optax.sgd(0.05), steps=3, **full), LINEAR.data).server.parameters
+    plain = fit(
+        fedavg(models.linear(), client_optimizer=optax.sgd(0.05), steps=3, **full), LINEAR.data
+    ).server.parameters
     method = fedrep(model, body_optimizer=optax.sgd(0.05), body_steps=3, head_epochs=1, **full)
     turns = fit(method, LINEAR.data).server.shared.parameters
     np.testing.assert_allclose(turns.weight, plain.weight, rtol=1e-12)
@@ -159,10 +198,14 @@ def test_with_nothing_personal_they_are_fedavg():
 
 
 def test_with_nothing_shared_fedper_is_local_training():
-    together = fit(fedper(models.split_network(models.linear(), personal="all"), **MINIBATCH), LINEAR.data)
+    together = fit(
+        fedper(models.split_network(models.linear(), personal="all"), **MINIBATCH), LINEAR.data
+    )
     alone = fit(local(models.linear(), **MINIBATCH), LINEAR.data).nodes.state.parameters
     assert not jax.tree.leaves(together.server.shared.parameters)
-    np.testing.assert_allclose(together.nodes.state.head, np.column_stack([alone.weight, alone.bias]), rtol=1e-12)
+    np.testing.assert_allclose(
+        together.nodes.state.head, np.column_stack([alone.weight, alone.bias]), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("make", [fedrep, fedper])
@@ -173,11 +216,15 @@ def test_a_new_client_trains_its_head_alone(make):
     method = make(problem.model, batch_size=None, adapt_epochs=7, **{name: optax.sgd(HEAD_STEP)})
     rows = Rows(x, y)
     found = method.adapt(jax.random.key(0), down, whole(rows)).head
-    np.testing.assert_allclose(found, fedrep_by_hand(x, y, problem.phi, problem.head, 7, 0)[1], rtol=1e-10)
+    np.testing.assert_allclose(
+        found, fedrep_by_hand(x, y, problem.phi, problem.head, 7, 0)[1], rtol=1e-10
+    )
     nothing = Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(0), 12)
     np.testing.assert_array_equal(method.adapt(jax.random.key(0), down, nothing).head, problem.head)
     # Without rows a round changes neither part, and weighs nothing where rows are the weight.
-    local_ = method.client(jax.random.key(0), down, method.init_client(jax.random.key(1), down, nothing), nothing)
+    local_ = method.client(
+        jax.random.key(0), down, method.init_client(jax.random.key(1), down, nothing), nothing
+    )
     assert np.all(local_.up.delta == 0)
     np.testing.assert_array_equal(local_.pending.head, problem.head)
     assert local_.up.weight == (make is fedrep)
@@ -194,7 +241,9 @@ def test_body_and_head_start_as_one_network():
 @pytest.mark.parametrize("make", [fedrep, fedper])
 def test_a_prior_is_not_dropped_in_silence(make):
     model = models.linear_map(effects=2)._replace(log_prior=lambda phi: -jnp.sum(phi**2))
-    with pytest.raises(ValueError, match="has no use for the prior that linear_map brings; use fedpop"):
+    with pytest.raises(
+        ValueError, match="has no use for the prior that linear_map brings; use fedpop"
+    ):
         make(model)
 
 

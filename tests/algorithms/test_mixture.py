@@ -1,4 +1,6 @@
-"""FedEM for mixtures against plain NumPy, in the limits where it is something else, and on data whose components are known."""
+"""FedEM for mixtures against plain NumPy, in the limits where it is something else, and on data
+whose components are known.
+"""
 
 from itertools import permutations
 
@@ -57,7 +59,11 @@ def test_one_component_is_fedavg():
     model = models.mlp(hidden=(4,))
     state, lines = fit(mixture(model, components=1, **options), LABELS, 20)
     plain, plain_lines = fit(fedavg(model, **options), LABELS, 20)
-    for one, other in zip(jax.tree.leaves(state.server.parameters), jax.tree.leaves(plain.server.parameters), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(state.server.parameters),
+        jax.tree.leaves(plain.server.parameters),
+        strict=True,
+    ):
         np.testing.assert_allclose(one[0], other, rtol=1e-6, atol=1e-6)
     losses = [[line["train_loss"] for line in some] for some in (lines, plain_lines)]
     np.testing.assert_allclose(*losses, rtol=1e-6)
@@ -65,7 +71,9 @@ def test_one_component_is_fedavg():
 
 
 def by_hand(start, rounds, steps, step_size, weighting):
-    """Equations (8) to (10) of the paper for linear regression with noise of deviation 1, all rows at each step."""
+    """Equations (8) to (10) of the paper for linear regression with noise of deviation 1, all rows
+    at each step.
+    """
     theta, pi = start.copy(), np.full((NUMBERS.clients, len(start)), 1 / len(start))
     counts = NUMBERS.counts("train")
     for _ in range(rounds):
@@ -87,7 +95,12 @@ def by_hand(start, rounds, steps, step_size, weighting):
 
 @pytest.mark.parametrize("weighting", ["rows", "equal"])
 def test_rounds_are_those_of_the_paper(float64, weighting):
-    options = {"client_optimizer": optax.sgd(0.05), "batch_size": None, "steps": 3, "weighting": weighting}
+    options = {
+        "client_optimizer": optax.sgd(0.05),
+        "batch_size": None,
+        "steps": 3,
+        "weighting": weighting,
+    }
     method = mixture(models.linear(), components=3, **options)
     engine = Simulation(method, NUMBERS, seed=4)
     start = engine.start()
@@ -103,7 +116,9 @@ def test_rounds_are_those_of_the_paper(float64, weighting):
 
 
 def test_weights_of_zero_and_one_are_clusters():
-    """Each cluster then runs FedAvg on its own; as others' rows count in the average, its step is its share of the rows."""
+    """Each cluster then runs FedAvg on its own; as others' rows count in the average, its step is
+    its share of the rows.
+    """
     member = np.array([0, 1, 1, 0, 1])
     options = {"client_optimizer": optax.sgd(0.1), "batch_size": 8, "epochs": 2}
     method = mixture(models.logistic(), components=3, **options)
@@ -117,25 +132,42 @@ def test_weights_of_zero_and_one_are_clusters():
     for cluster in (0, 1):
         some = LABELS.subset(np.flatnonzero(member == cluster))
         share = some.counts("train").sum() / sum(SIZES)
-        alone = Simulation(fedavg(models.logistic(), server_optimizer=optax.sgd(share), **options), some, seed=4)
+        alone = Simulation(
+            fedavg(models.logistic(), server_optimizer=optax.sgd(share), **options), some, seed=4
+        )
         at = alone.start()
-        at = at._replace(server=at.server._replace(parameters=jax.tree.map(lambda leaf, c=cluster: leaf[c], first)))
+        at = at._replace(
+            server=at.server._replace(
+                parameters=jax.tree.map(lambda leaf, c=cluster: leaf[c], first)
+            )
+        )
         at, _ = alone.advance(at, 5)
-        np.testing.assert_allclose(components[cluster], coefficients(at.server.parameters), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            components[cluster], coefficients(at.server.parameters), rtol=1e-4, atol=1e-6
+        )
     # The third is nobody's: it stays where it was, and every line says so.
     np.testing.assert_array_equal(components[2], coefficients(first)[2])
     assert [lines[-1][f"users_{m}"] for m in range(3)] == pytest.approx([0.4, 0.6, 0.0])
     # Evaluations give each client's weights, and over all rows.
     found = metrics.values(engine.evaluate(state, "train"))
-    np.testing.assert_array_equal(np.stack([found[f"weight_{m}"] for m in range(3)], 1), np.eye(3)[member])
+    np.testing.assert_array_equal(
+        np.stack([found[f"weight_{m}"] for m in range(3)], 1), np.eye(3)[member]
+    )
     pooled = metrics.values(metrics.merge(engine.evaluate(state, "train")))
     assert pooled["weight_1"] == pytest.approx((40 + 12 + 25) / sum(SIZES))
 
 
 def test_the_likelihood_never_falls(float64):
-    """One step of all rows, shorter than the inverse of the curvature, lowers EM's bound, and so (6)."""
-    curvature = max(np.linalg.eigvalsh(design.T @ design / len(y)).max() for design, y in designs(LABELS)) / 4
-    method = mixture(models.logistic(), components=3, client_optimizer=optax.sgd(1 / curvature), batch_size=None)
+    """One step of all rows, shorter than the inverse of the curvature, lowers EM's bound, and so
+    (6).
+    """
+    curvature = (
+        max(np.linalg.eigvalsh(design.T @ design / len(y)).max() for design, y in designs(LABELS))
+        / 4
+    )
+    method = mixture(
+        models.logistic(), components=3, client_optimizer=optax.sgd(1 / curvature), batch_size=None
+    )
     engine = Simulation(method, LABELS, seed=1)
     state, values = engine.start(), []
     for _ in range(40):
@@ -148,10 +180,17 @@ def test_the_likelihood_never_falls(float64):
 def test_components_and_weights_are_found():
     data, truth = mixture_of_linear(1, 60, 10, 3, alpha=0.4, test_rows=0)
     data = data.limited(train_rows=320, seed=0)
-    engine = Simulation(mixture(models.logistic(), client_optimizer=optax.sgd(3.0), batch_size=64), data, seed=4, chunk=60)
+    engine = Simulation(
+        mixture(models.logistic(), client_optimizer=optax.sgd(3.0), batch_size=64),
+        data,
+        seed=4,
+        chunk=60,
+    )
     state, _ = engine.advance(engine.start(), 120)
     found = np.asarray(state.server.parameters.weight, float)
-    cosine = (found @ truth.theta.T) / np.outer(np.linalg.norm(found, axis=1), np.linalg.norm(truth.theta, axis=1))
+    cosine = (found @ truth.theta.T) / np.outer(
+        np.linalg.norm(found, axis=1), np.linalg.norm(truth.theta, axis=1)
+    )
     order = max(permutations(range(3)), key=lambda order: cosine[order, range(3)].sum())
     assert np.all(cosine[order, range(3)] > 0.99)
     pi = np.asarray(state.nodes.state.weights)[:, order]
@@ -167,15 +206,23 @@ def test_predictions_mix_probabilities():
         Personal(jnp.asarray(pi, jnp.float32)),
     )
     score = x @ weight.T + bias
-    labels = mixture(models.logistic(), components=3).predict(KEY, components, own, jnp.asarray(x, jnp.float32))
+    labels = mixture(models.logistic(), components=3).predict(
+        KEY, components, own, jnp.asarray(x, jnp.float32)
+    )
     np.testing.assert_allclose(labels.mean[:, 1], scipy.special.expit(score) @ pi, rtol=1e-5)
     y = rng.normal(size=7)
-    numbers = mixture(models.linear(scale=0.5), components=3).predict(KEY, components, own, jnp.asarray(x, jnp.float32))
+    numbers = mixture(models.linear(scale=0.5), components=3).predict(
+        KEY, components, own, jnp.asarray(x, jnp.float32)
+    )
     np.testing.assert_allclose(numbers.mean, score @ pi, rtol=1e-5)
     density = scipy.stats.norm.pdf(y[:, None], score, 0.5) @ pi
-    np.testing.assert_allclose(numbers.log_prob(jnp.asarray(y, jnp.float32)), np.log(density), rtol=1e-4)
+    np.testing.assert_allclose(
+        numbers.log_prob(jnp.asarray(y, jnp.float32)), np.log(density), rtol=1e-4
+    )
     counts = rng.poisson(2.0, size=7)
-    rates = mixture(models.poisson(), components=3).predict(KEY, components, own, jnp.asarray(x, jnp.float32))
+    rates = mixture(models.poisson(), components=3).predict(
+        KEY, components, own, jnp.asarray(x, jnp.float32)
+    )
     np.testing.assert_allclose(rates.mean, np.exp(score) @ pi, rtol=1e-5)
     mass = scipy.stats.poisson.pmf(counts[:, None], np.exp(score)) @ pi
     np.testing.assert_allclose(rates.log_prob(jnp.asarray(counts)), np.log(mass), rtol=1e-4)
@@ -195,7 +242,11 @@ def test_a_new_client_learns_its_weights_alone():
         return np.mean(pi * density / (density @ pi)[:, None], axis=0)
 
     def adapted(number, data=data):
-        return mixture(models.linear(), components=3, adapt_steps=number).adapt(KEY, down, data).weights
+        return (
+            mixture(models.linear(), components=3, adapt_steps=number)
+            .adapt(KEY, down, data)
+            .weights
+        )
 
     pi = np.full(3, 1 / 3)
     np.testing.assert_allclose(adapted(1), update(pi), rtol=1e-4)
@@ -219,8 +270,12 @@ def test_components_start_apart():
     assert not coefficients(start(zero, 2, 0.0)).any()
     assert not coefficients(start(zero, 1)).any()
     network, noisy = start(one, 2), start(one, 2, 0.1)
-    for place, key in enumerate(jax.random.split(jax.random.split(KEY)[0], 2)):  # a network's own start, and no noise on it
-        np.testing.assert_array_equal(network.hidden[0].weight[place], one.init(key, LABELS.spec).hidden[0].weight)
+    for place, key in enumerate(
+        jax.random.split(jax.random.split(KEY)[0], 2)
+    ):  # a network's own start, and no noise on it
+        np.testing.assert_array_equal(
+            network.hidden[0].weight[place], one.init(key, LABELS.spec).hidden[0].weight
+        )
     assert np.all(np.asarray(network.hidden[0].weight) != np.asarray(noisy.hidden[0].weight))
 
 
@@ -235,7 +290,10 @@ def test_an_optimiser_sees_each_component_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"components": "auto"}, "decided before a run; use `covey run`, or covey.choose_components"),
+        (
+            {"components": "auto"},
+            "decided before a run; use `covey run`, or covey.choose_components",
+        ),
         ({"components": 0}, "components must be at least 1, got 0"),
         ({"spread": -1}, "spread is a standard deviation and must be at least 0, got -1"),
         ({"adapt_steps": 0}, "adapt_steps must be at least 1, got 0"),
@@ -248,7 +306,9 @@ def test_bad_options(options, message):
 
 def test_more_components_than_clients_are_told_and_a_client_with_one_label_is_served():
     x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
-    data = FederatedData.from_clients({"both": (x, (x[:, 0] > 0).astype(np.int32)), "one": (x, np.ones(20, np.int32))}, classes=2)
+    data = FederatedData.from_clients(
+        {"both": (x, (x[:, 0] > 0).astype(np.int32)), "one": (x, np.ones(20, np.int32))}, classes=2
+    )
     with pytest.warns(UserWarning, match="3 components for 2 clients"):
         state, lines = fit(mixture(models.logistic(), client_optimizer=optax.sgd(0.5)), data, 5)
     weights = np.asarray(state.nodes.state.weights)

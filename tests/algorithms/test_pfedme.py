@@ -39,7 +39,12 @@ def quadratics():
     for place in range(DATA.clients):
         x, y = DATA.rows_of(place, "train")
         design = np.column_stack([x, np.ones(len(y))]).astype(float)
-        yield design.T @ design / len(y), np.linalg.lstsq(design, y.astype(float))[0], design, y.astype(float)
+        yield (
+            design.T @ design / len(y),
+            np.linalg.lstsq(design, y.astype(float))[0],
+            design,
+            y.astype(float),
+        )
 
 
 def nearest(hessian, least, common, tie=TIE):
@@ -48,19 +53,35 @@ def nearest(hessian, least, common, tie=TIE):
 
 
 def test_a_whole_step_to_models_of_one_step_is_fedavg():
-    inner = {"inner_optimizer": optax.sgd(0.05), "inner_steps": 1, "local_rounds": 3, "batch_size": None}
+    inner = {
+        "inner_optimizer": optax.sgd(0.05),
+        "inner_steps": 1,
+        "local_rounds": 3,
+        "batch_size": None,
+    }
     server = {"server_optimizer": optax.adam(0.1)}
     state, lines = fit(pfedme(models.linear(), proximal=7.0, step=1 / 7.0, **inner, **server), 5)
-    plain, plain_lines = fit(fedavg(models.linear(), client_optimizer=optax.sgd(0.05), batch_size=None, steps=3, **server), 5)
-    np.testing.assert_allclose(coefficients(state.server.parameters), coefficients(plain.server.parameters), rtol=1e-10)
+    plain, plain_lines = fit(
+        fedavg(
+            models.linear(), client_optimizer=optax.sgd(0.05), batch_size=None, steps=3, **server
+        ),
+        5,
+    )
+    np.testing.assert_allclose(
+        coefficients(state.server.parameters), coefficients(plain.server.parameters), rtol=1e-10
+    )
     for line, other in zip(lines, plain_lines, strict=True):
         assert line["train_loss"] == pytest.approx(other["train_loss"])
         assert line["local_steps"] == other["local_steps"] == 3
 
 
-@pytest.mark.parametrize(("local_rounds", "weighting"), [pytest.param(1, "rows", marks=pytest.mark.slow), (4, "equal")])
+@pytest.mark.parametrize(
+    ("local_rounds", "weighting"), [pytest.param(1, "rows", marks=pytest.mark.slow), (4, "equal")]
+)
 def test_the_fixed_point_is_that_of_the_envelopes(local_rounds, weighting):
-    """An envelope of a quadratic is one, with Hessian A = tie (H + tie I)^-1 H; local rounds contract by (I - step A)."""
+    """An envelope of a quadratic is one, with Hessian A = tie (H + tie I)^-1 H; local rounds
+    contract by (I - step A).
+    """
     step = 0.25
     method = pfedme(
         models.linear(),
@@ -87,13 +108,21 @@ def test_the_fixed_point_is_that_of_the_envelopes(local_rounds, weighting):
 
 
 def test_inner_steps_are_on_one_minibatch():
-    """The own model is the least of the 8 rows that were drawn, and the common one moves a share of the way to it."""
+    """The own model is the least of the 8 rows that were drawn, and the common one moves a share of
+    the way to it.
+    """
     _, _, design, y = list(quadratics())[1]
     data, key = whole(Rows(design[:, :3], y)), jax.random.key(5)
     common = np.array([0.5, -1.0, 0.2, 0.3])
     down = Linear(jnp.asarray(common[:3]), jnp.asarray(common[3]))
     method = pfedme(
-        models.linear(), proximal=TIE, step=0.1, inner_optimizer=optax.sgd(0.05), inner_steps=600, local_rounds=1, batch_size=8
+        models.linear(),
+        proximal=TIE,
+        step=0.1,
+        inner_optimizer=optax.sgd(0.05),
+        inner_steps=600,
+        local_rounds=1,
+        batch_size=8,
     )
     local = method.client(key, down, method.init_client(key, down, data), data)
     x, outcome = some_rows(key, data, 8).rows
@@ -101,22 +130,34 @@ def test_inner_steps_are_on_one_minibatch():
     hessian, least = drawn.T @ drawn / 8, np.linalg.lstsq(drawn, np.asarray(outcome))[0]
     own = nearest(hessian, least, common)
     np.testing.assert_allclose(coefficients(local.pending.parameters), own, rtol=1e-7)
-    np.testing.assert_allclose(coefficients(local.up.delta), 40 * 0.1 * TIE * (common - own), rtol=1e-6)
+    np.testing.assert_allclose(
+        coefficients(local.up.delta), 40 * 0.1 * TIE * (common - own), rtol=1e-6
+    )
 
 
 def test_a_new_client_takes_the_nearest_model():
     hessian, least, design, y = next(quadratics())
     common = np.array([0.5, -1.0, 0.2, 0.3])
     down = Linear(jnp.asarray(common[:3]), jnp.asarray(common[3]))
-    method = pfedme(models.linear(), proximal=TIE, inner_optimizer=optax.sgd(0.1), batch_size=None, adapt_epochs=300)
+    method = pfedme(
+        models.linear(),
+        proximal=TIE,
+        inner_optimizer=optax.sgd(0.1),
+        batch_size=None,
+        adapt_epochs=300,
+    )
     rows = Rows(design[:, :3], y)
     found = method.adapt(jax.random.key(0), down, whole(rows))
-    np.testing.assert_allclose(coefficients(found.parameters), nearest(hessian, least, common), rtol=1e-8)
+    np.testing.assert_allclose(
+        coefficients(found.parameters), nearest(hessian, least, common), rtol=1e-8
+    )
     x = jnp.asarray(design[:5, :3])
     predicted = method.predict(jax.random.key(0), down, found, x).mean
     np.testing.assert_allclose(predicted, design[:5] @ coefficients(found.parameters), rtol=1e-8)
     nothing = Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(0), 12)
-    np.testing.assert_array_equal(coefficients(method.adapt(jax.random.key(0), down, nothing).parameters), common)
+    np.testing.assert_array_equal(
+        coefficients(method.adapt(jax.random.key(0), down, nothing).parameters), common
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from covey.channel import bfloat16, identity, partition
 from covey.core import wire
 
 VALUES = jnp.asarray(
-    np.random.default_rng(0).normal(size=200) * 10.0 ** np.random.default_rng(1).integers(-6, 6, 200), jnp.float32
+    np.random.default_rng(0).normal(size=200)
+    * 10.0 ** np.random.default_rng(1).integers(-6, 6, 200),
+    jnp.float32,
 )
 
 
@@ -35,7 +37,11 @@ def test_half_keeps_what_is_not_finite_and_what_is_not_a_float():
 
 def test_bits_are_those_of_the_payload():
     up = Up(VALUES, jnp.float32(3))
-    for channel, bits in ((identity(), 32 * 201), (bfloat16(), 16 * 201), (partition(Up(bfloat16(), identity())), 16 * 200 + 32)):
+    for channel, bits in (
+        (identity(), 32 * 201),
+        (bfloat16(), 16 * 201),
+        (partition(Up(bfloat16(), identity())), 16 * 200 + 32),
+    ):
         payload, _ = through(channel, jax.random.key(0), up)
         assert channel.bits(payload) == bits
         overhead = len(wire.pack(payload)) - bits // 8

@@ -9,7 +9,18 @@ import pytest
 
 from covey.algorithms.fedavg import Up
 from covey.algorithms.fedpop import Population
-from covey.channel import bfloat16, block_quantisation, clipping, dithering, identity, masked, natural, partition, rand_k, top_k
+from covey.channel import (
+    bfloat16,
+    block_quantisation,
+    clipping,
+    dithering,
+    identity,
+    masked,
+    natural,
+    partition,
+    rand_k,
+    top_k,
+)
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
 from covey.models.effects import Gaussian
@@ -30,7 +41,9 @@ def send(channel, up, key=0):
     return program(channel)(jax.random.key(key), up)
 
 
-@pytest.mark.parametrize(("width", "number"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)])
+@pytest.mark.parametrize(
+    ("width", "number"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)]
+)
 def test_packing(width, number):
     numbers = np.random.default_rng(width).integers(0, 2**width, number, np.uint32)
     packed = pack(jnp.asarray(numbers), width)
@@ -83,7 +96,9 @@ def test_rand_k_sends_k_numbers_from_a_seed_of_its_own():
 
 def test_natural_compression_sends_powers_of_two_around():
     sent = np.asarray(send(natural(), jnp.tile(X, 100))[1]).reshape(100, 7)
-    for place, (low, high) in enumerate([(2, 4), (-4, -4), (0.5, 0.5), (0, 0), (8, 16), (-0.25, -0.25), (1, 1)]):
+    for place, (low, high) in enumerate(
+        [(2, 4), (-4, -4), (0.5, 0.5), (0, 0), (8, 16), (-0.25, -0.25), (1, 1)]
+    ):
         assert set(sent[:, place]) == {low, high}
 
 
@@ -104,7 +119,9 @@ def test_top_k_remembers_what_it_did_not_send():
 def test_clipping_keeps_the_direction_and_short_vectors():
     _, sent, _ = send(clipping(maximum=2), {"a": X, "b": jnp.float32(5.0)})
     whole = np.append(X, 5.0)
-    np.testing.assert_allclose(np.append(sent["a"], sent["b"]), whole * 2 / np.linalg.norm(whole), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.append(sent["a"], sent["b"]), whole * 2 / np.linalg.norm(whole), rtol=1e-6
+    )
     np.testing.assert_array_equal(send(clipping(maximum=20), X)[1], X)
     _, sent, state = send(clipping(maximum=2, then=top_k(k=1)), X)
     assert np.count_nonzero(sent) == 1
@@ -117,8 +134,13 @@ def forged(channel, change):
 
 
 def test_a_code_that_no_encoder_makes_is_not_a_number():
-    level = forged(dithering(levels=5), lambda code: code._replace(codes=jnp.full_like(code.codes, 255)))
-    byte = forged(block_quantisation(block=7), lambda code: code._replace(codes=jnp.full_like(code.codes, 250)))
+    level = forged(
+        dithering(levels=5), lambda code: code._replace(codes=jnp.full_like(code.codes, 255))
+    )
+    byte = forged(
+        block_quantisation(block=7),
+        lambda code: code._replace(codes=jnp.full_like(code.codes, 250)),
+    )
     place = forged(top_k(k=2), lambda code: code._replace(places=jnp.full_like(code.places, 255)))
     assert all(np.isnan(vector).any() for vector in (level, byte, place))
 
@@ -134,7 +156,10 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         (lambda: rand_k(k=8).omega(X), "k = 8 numbers cannot be chosen of the 7"),
         (lambda: clipping(maximum=0.0), "maximum must be above 0, got 0"),
         (lambda: masked([], bfloat16()), "name at least one part"),
-        (lambda: send(natural(), {"n": jnp.arange(3)}), "only floats can be compressed, the upload has int32"),
+        (
+            lambda: send(natural(), {"n": jnp.arange(3)}),
+            "only floats can be compressed, the upload has int32",
+        ),
     ],
 )
 def test_bad_options(make, message):
@@ -145,7 +170,9 @@ def test_bad_options(make, message):
 POPULATION = Population({"w": X, "b": X[:2]}, Gaussian(X[:3], X[:1]))
 
 
-@pytest.mark.parametrize(("part", "coded"), [("phi", ["w", "b"]), ("phi.w", ["w"]), (["phi.b"], ["b"])])
+@pytest.mark.parametrize(
+    ("part", "coded"), [("phi", ["w", "b"]), ("phi.w", ["w"]), (["phi.b"], ["b"])]
+)
 def test_only_some_parts_are_compressed(part, coded):
     """FedPop: phi is compressed, the law of the effects is not."""
     channel = masked(part, dithering(levels=2))
@@ -169,7 +196,10 @@ def test_only_agrees_with_by_part():
 
 
 def test_a_part_that_is_not_there():
-    with pytest.raises(ValueError, match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale"):
+    with pytest.raises(
+        ValueError,
+        match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale",
+    ):
         send(masked("psi", bfloat16()), POPULATION)
     with pytest.raises(ValueError, match="none: it is a single array"):
         send(masked("phi", bfloat16()), X)

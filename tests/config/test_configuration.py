@@ -37,26 +37,59 @@ def tables(**changes: object) -> dict:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"method__bach_size": 8}, "method.bach_size: unknown key 'bach_size'; did you mean 'batch_size'?"),
-        ({"run__evaluate_evry": 8}, "run.evaluate_evry: unknown key 'evaluate_evry'; did you mean 'evaluate_every'?"),
+        (
+            {"method__bach_size": 8},
+            "method.bach_size: unknown key 'bach_size'; did you mean 'batch_size'?",
+        ),
+        (
+            {"run__evaluate_evry": 8},
+            "run.evaluate_evry: unknown key 'evaluate_evry'; did you mean 'evaluate_every'?",
+        ),
         ({"faults__droput": 0.1}, "faults.droput: unknown key 'droput'; did you mean 'dropout'?"),
         ({"methd__name": "fedavg"}, "[methd]: unknown table 'methd'; did you mean 'method'?"),
-        ({"method__name": "fedavgg"}, "method.name: unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (
+            {"method__name": "fedavgg"},
+            "method.name: unknown method 'fedavgg'; did you mean 'fedavg'?",
+        ),
         ({"model__name": "logit"}, "model.name: unknown model 'logit'; did you mean 'logistic'?"),
-        ({"data__name": "hart_disease"}, "data.name: unknown data 'hart_disease'; did you mean 'heart_disease'?"),
+        (
+            {"data__name": "hart_disease"},
+            "data.name: unknown data 'hart_disease'; did you mean 'heart_disease'?",
+        ),
         ({"model": {}}, "model.name: needs one of linear, logistic"),
         ({"model": {"name": 3}}, "model.name: needs one of linear, logistic"),
         ({"model": 3}, "model: a table is needed, got 3"),
-        ({"method__batch_size": "large"}, "method.batch_size: input should be a valid integer, got 'large'"),
-        ({"method__batch_size": "8"}, "method.batch_size: input should be a valid integer, got '8'"),
-        ({"method__batch_size": True}, "method.batch_size: input should be a valid integer, got True"),
+        (
+            {"method__batch_size": "large"},
+            "method.batch_size: input should be a valid integer, got 'large'",
+        ),
+        (
+            {"method__batch_size": "8"},
+            "method.batch_size: input should be a valid integer, got '8'",
+        ),
+        (
+            {"method__batch_size": True},
+            "method.batch_size: input should be a valid integer, got True",
+        ),
         ({"method__batch_size": 8.5}, "method.batch_size: input should be a valid integer"),
-        ({"method__weighting": "equl"}, "method.weighting: input should be 'rows' or 'equal', got 'equl'"),
+        (
+            {"method__weighting": "equl"},
+            "method.weighting: input should be 'rows' or 'equal', got 'equl'",
+        ),
         ({"run__rounds": "many"}, "run.rounds: input should be a valid integer, got 'many'"),
         ({"run": {"rounds": 3}}, "run.seed is missing (a whole number)"),
-        ({"run__engine": "loops"}, "run.engine: input should be 'simulate', 'loop' or 'peers', got 'loops'"),
-        ({"topology": {"name": "ring"}}, 'topology: is for peers without a server; set run.engine = "peers", or leave it out'),
-        ({"run__engine": "peers", "topology": {"name": "rng"}}, "topology.name: unknown topology 'rng'; did you mean 'ring'?"),
+        (
+            {"run__engine": "loops"},
+            "run.engine: input should be 'simulate', 'loop' or 'peers', got 'loops'",
+        ),
+        (
+            {"topology": {"name": "ring"}},
+            'topology: is for peers without a server; set run.engine = "peers", or leave it out',
+        ),
+        (
+            {"run__engine": "peers", "topology": {"name": "rng"}},
+            "topology.name: unknown topology 'rng'; did you mean 'ring'?",
+        ),
         (
             {"run__engine": "peers", "topology": {"name": "ring", "weights": "fast"}},
             "topology.weights: input should be 'metropolis' or 'fastest', got 'fast'",
@@ -64,13 +97,31 @@ def tables(**changes: object) -> dict:
         ({"method__name": "fedprox"}, "method.proximal is missing (a number)"),
         ({"cohort": {"name": "uniform"}}, "cohort.size is missing (a whole number)"),
         ({"data__hold_out": "va"}, "data.hold_out: input should be a valid"),
-        ({"method__client_optimizer": "sgd"}, "method.client_optimizer: sgd needs more than its name"),
-        ({"method__client_optimizer": {"name": "sdg"}}, "method.client_optimizer: unknown optimiser 'sdg'; did you mean 'sgd'?"),
-        ({"method__client_optimizer": 0.1}, "method.client_optimizer: an optimiser is a table such as"),
+        (
+            {"method__client_optimizer": "sgd"},
+            "method.client_optimizer: sgd needs more than its name",
+        ),
+        (
+            {"method__client_optimizer": {"name": "sdg"}},
+            "method.client_optimizer: unknown optimiser 'sdg'; did you mean 'sgd'?",
+        ),
+        (
+            {"method__client_optimizer": 0.1},
+            "method.client_optimizer: an optimiser is a table such as",
+        ),
         ({"channel": {"name": "dithering"}}, "channel.levels is missing (a whole number)"),
-        ({"channel": {"name": "dithering", "levels": 7, "norm": 3}}, "channel.norm: input should be 1, 2 or 'inf', got 3"),
-        ({"channel": {"name": "bfloat16", "part": 3}}, "channel.part: input should be a valid string or"),
-        ({"channel": {"name": "clipping", "maximum": 1.0, "then": 3}}, "channel.then: a channel is a table such as"),
+        (
+            {"channel": {"name": "dithering", "levels": 7, "norm": 3}},
+            "channel.norm: input should be 1, 2 or 'inf', got 3",
+        ),
+        (
+            {"channel": {"name": "bfloat16", "part": 3}},
+            "channel.part: input should be a valid string or",
+        ),
+        (
+            {"channel": {"name": "clipping", "maximum": 1.0, "then": 3}},
+            "channel.then: a channel is a table such as",
+        ),
         (
             {"channel": {"name": "clipping", "maximum": 1.0, "then": {"name": "dithring"}}},
             "channel.then: unknown channel 'dithring'; did you mean 'dithering'?",
@@ -109,7 +160,12 @@ def test_a_correct_configuration_builds_what_it_says(config):
     assert parts.cohort(parts.data.counts("train")).slots == 3
     assert parts.faults == Faults(dropout=0.25)
     assert parts.unseen is None
-    assert read.options["run"] == {"rounds": 30, "seed": 5, "evaluate_every": 10, "checkpoint_every": 4}
+    assert read.options["run"] == {
+        "rounds": 30,
+        "seed": 5,
+        "evaluate_every": 10,
+        "checkpoint_every": 4,
+    }
 
 
 def test_resolved_tables_read_back_as_the_same_configuration(config):
@@ -124,7 +180,9 @@ def test_none_is_a_value_where_the_factory_takes_it():
     read = configuration.checked(tables(method__batch_size="none"))
     assert read.options["method"]["batch_size"] is None
     assert read.tables["method"]["batch_size"] == "none"
-    with pytest.raises(ConfigurationError, match=r"method\.epochs: input should be a valid integer, got 'none'"):
+    with pytest.raises(
+        ConfigurationError, match=r"method\.epochs: input should be a valid integer, got 'none'"
+    ):
         configuration.checked(tables(method__epochs="none"))
 
 
@@ -134,12 +192,17 @@ def test_held_out_clients_share_the_scale_of_the_others():
     assert parts.unseen is not None
     assert [parts.unseen.name_of(place) for place in range(parts.unseen.clients)] == ["va"]
     assert "va" not in {parts.data.name_of(place) for place in range(parts.data.clients)}
-    trained = np.concatenate([parts.data.shard(place, "train").rows.x for place in range(parts.data.clients)])
-    # Missing values become the mean, zero on the new scale, so the mean is zero and the spread at most one.
+    trained = np.concatenate(
+        [parts.data.shard(place, "train").rows.x for place in range(parts.data.clients)]
+    )
+    # Missing values become the mean, zero on the new scale, so the mean is zero and the spread at
+    # most one.
     np.testing.assert_allclose(trained.mean(0), 0, atol=1e-5)
     assert np.all(trained.std(0) <= 1 + 1e-5)
     own = parts.unseen.shard(0, "train").rows.x
-    assert np.abs(own.mean(0)).max() > 0.1  # another hospital: its own scale would have made this zero
+    assert (
+        np.abs(own.mean(0)).max() > 0.1
+    )  # another hospital: its own scale would have made this zero
 
 
 def test_held_out_clients_need_test_rows():
@@ -150,7 +213,9 @@ def test_held_out_clients_need_test_rows():
 
 def test_the_split_follows_the_seed_unless_it_has_its_own():
     def rows(**changes):
-        return configuration.build(configuration.checked(tables(data__standardise=True, **changes))).data.rows.y
+        return configuration.build(
+            configuration.checked(tables(data__standardise=True, **changes))
+        ).data.rows.y
 
     assert not np.array_equal(rows(), rows(run__seed=2))
     assert np.array_equal(rows(data__split_seed=7), rows(data__split_seed=7, run__seed=2))
@@ -167,10 +232,14 @@ def test_training_rows_can_be_limited():
 
 
 @pytest.mark.parametrize(
-    ("given", "personal"), [("output", "output"), (["hidden.0", "output"], ("hidden.0", "output")), ([], ())]
+    ("given", "personal"),
+    [("output", "output"), (["hidden.0", "output"], ("hidden.0", "output")), ([], ())],
 )
 def test_a_configuration_names_the_personal_layers(given, personal):
-    changes = {"model": {"name": "mixed_mlp", "hidden": [3, 2], "personal": given}, "method": {"name": "fedrep"}}
+    changes = {
+        "model": {"name": "mixed_mlp", "hidden": [3, 2], "personal": given},
+        "method": {"name": "fedrep"},
+    }
     read = configuration.checked(tables(**changes))
     assert read.options["model"]["personal"] == personal
     assert configuration.checked(read.tables).tables == read.tables
@@ -185,7 +254,12 @@ def test_a_configuration_names_the_personal_layers(given, personal):
         ("method.weighting = 'equal'", "method", "weighting", "equal"),
         ("data.hold_out=['site1']", "data", "hold_out", ["site1"]),
         ("faults.dropout=0.5", "faults", "dropout", 0.5),
-        ("method.client_optimizer.learning_rate=0.9", "method", "client_optimizer", {"name": "sgd", "learning_rate": 0.9}),
+        (
+            "method.client_optimizer.learning_rate=0.9",
+            "method",
+            "client_optimizer",
+            {"name": "sgd", "learning_rate": 0.9},
+        ),
     ],
 )
 def test_overrides(config, override, table, key, value):
@@ -202,7 +276,8 @@ def test_an_override_of_a_missing_key_is_told(config):
 
 def test_a_model_that_the_method_cannot_use_is_told(config):
     with pytest.raises(
-        ConfigurationError, match="fedavg cannot use the model 'mixed_logistic'; it needs one of linear, logistic"
+        ConfigurationError,
+        match="fedavg cannot use the model 'mixed_logistic'; it needs one of linear, logistic",
     ):
         configuration.read(config, overrides=["model.name='mixed_logistic'"])
 
@@ -239,7 +314,9 @@ def test_everything_named_has_readable_options_and_a_description(named):
 
 
 def test_optimisers_are_those_of_optax():
-    built, errors = named("here", optax.GradientTransformation, {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9})
+    built, errors = named(
+        "here", optax.GradientTransformation, {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9}
+    )
     assert not errors
     assert built is not None
     expected = optax.sgd(0.5, momentum=0.9)
@@ -263,7 +340,9 @@ def test_an_availability_trace_from_a_file(tmp_path):
 
 
 def sent(table: dict, up) -> tuple:
-    """What becomes of an upload through the channel that a table names, and how the table is recorded."""
+    """What becomes of an upload through the channel that a table names, and how the table is
+    recorded.
+    """
     checked = configuration.checked(tables(channel=table))
     channel = configuration.build(checked).channel
     payload, _ = channel.encode(jax.random.key(0), channel.init(up), up)
@@ -278,21 +357,41 @@ def test_a_channel_for_a_part_of_the_upload():
     step = np.linalg.norm(up["phi"]) / 7
     np.testing.assert_allclose(got["phi"] / step, np.round(got["phi"] / step), atol=1e-5)
     assert np.any(np.asarray(got["phi"]) != np.asarray(up["phi"]))
-    got, _ = sent({"name": "clipping", "maximum": 1.0, "then": {"name": "top_k", "k": 1}, "part": ["beta"]}, up)
+    got, _ = sent(
+        {"name": "clipping", "maximum": 1.0, "then": {"name": "top_k", "k": 1}, "part": ["beta"]},
+        up,
+    )
     np.testing.assert_array_equal(got["phi"], up["phi"])
     assert np.count_nonzero(got["beta"]) == 1
     assert np.max(got["beta"]) < 1
 
 
 def test_the_em_family_from_plain_values():
-    model = {"name": "gaussian_mixture", "components": 2, "covariance": "diagonal", "means": [[0.0] * 10, [1.0] * 10]}
-    method = {"name": "fedem", "step_size": 0.5, "decay": 0.6, "batch_size": 8, "oracle": "stream", "memory_rate": 0.8}
+    model = {
+        "name": "gaussian_mixture",
+        "components": 2,
+        "covariance": "diagonal",
+        "means": [[0.0] * 10, [1.0] * 10],
+    }
+    method = {
+        "name": "fedem",
+        "step_size": 0.5,
+        "decay": 0.6,
+        "batch_size": 8,
+        "oracle": "stream",
+        "memory_rate": 0.8,
+    }
     checked = configuration.checked(tables(model=model, method=method))
     assert checked.tables["model"]["ridge"] == 1e-6
     assert configuration.build(checked).method.name == "fedem"
-    with pytest.raises(ConfigurationError, match="fedem cannot use the model 'logistic'; it needs one of factor_analysis"):
+    with pytest.raises(
+        ConfigurationError,
+        match="fedem cannot use the model 'logistic'; it needs one of factor_analysis",
+    ):
         configuration.checked(tables(method=method))
-    vr = configuration.checked(tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4}))
+    vr = configuration.checked(
+        tables(model=model, method={"name": "vr_fedem", "inner": 5, "batch_size": 4})
+    )
     assert configuration.build(vr).method.name == "vr_fedem"
 
 
@@ -305,7 +404,11 @@ def test_posterior_averaging_and_clusters_from_plain_values():
         {"name": "mixture", "components": "auto"},
     ]
     found = [configuration.checked(tables(method=method)) for method in chosen]
-    assert [configuration.build(one).method.name for one in found[:-1]] == ["fedpa", "fedpa", "clustered"]
+    assert [configuration.build(one).method.name for one in found[:-1]] == [
+        "fedpa",
+        "fedpa",
+        "clustered",
+    ]
     assert found[0].tables["method"]["rho"] == "oas"
     assert found[-1].options["method"]["components"] == "auto"
     with pytest.raises(ConfigurationError, match=r"method.rho: .*got 'oass'"):

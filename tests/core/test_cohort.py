@@ -84,7 +84,9 @@ def test_trace_keeps_those_available_and_starts_again():
     table = np.array([[1, 0, 1], [1, 1, 0], [0, 0, 1], [1, 1, 1], [0, 1, 0], [0, 0, 0]], bool)
     sampler = cohort.trace(table)(COUNTS)
     for t in range(7):
-        np.testing.assert_array_equal(sampler.sample(jax.random.key(0), jnp.int32(t)).mask, table[:, t % 3])
+        np.testing.assert_array_equal(
+            sampler.sample(jax.random.key(0), jnp.int32(t)).mask, table[:, t % 3]
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,8 +97,14 @@ def test_trace_keeps_those_available_and_starts_again():
         (lambda: cohort.weighted(0), "at least one client"),
         (lambda: cohort.bernoulli(0.0), r"in \(0, 1\], got 0"),
         (lambda: cohort.bernoulli(1.5), r"in \(0, 1\], got 1.5"),
-        (lambda: cohort.bernoulli(np.array([0.5, 0.5]))(COUNTS), "2 probabilities were given for 6 clients"),
-        (lambda: cohort.trace(np.ones((3, 2), bool))(COUNTS), "the matrix has 3 clients, the data 6"),
+        (
+            lambda: cohort.bernoulli(np.array([0.5, 0.5]))(COUNTS),
+            "2 probabilities were given for 6 clients",
+        ),
+        (
+            lambda: cohort.trace(np.ones((3, 2), bool))(COUNTS),
+            "the matrix has 3 clients, the data 6",
+        ),
         (lambda: cohort.trace(np.ones(3, bool)), "matrix clients x rounds"),
     ],
 )
@@ -112,7 +120,10 @@ def test_given_weights_hold_for_their_rounds_and_start_again():
     for t, plan in enumerate([0, 0, 0, 1, 1, 1, 0, 0]):
         np.testing.assert_array_equal(cohorts[t].weight, weights[plan])
         np.testing.assert_array_equal(cohorts[t].mask, weights[plan] > 0)
-    for bad, message in ((-weights, "of at least 0"), (weights[:, :3], "3 clients, the data have 6")):
+    for bad, message in (
+        (-weights, "of at least 0"),
+        (weights[:, :3], "3 clients, the data have 6"),
+    ):
         with pytest.raises(ValueError, match=message):
             cohort.given(bad)(COUNTS)
     with pytest.raises(ValueError, match="at least 1 round, got 0"):

@@ -10,7 +10,13 @@ from covey.core.keys import root_key
 def test_fates_come_as_often_as_asked():
     faults = Faults(dropout=0.2, straggler=0.3, repeat=0.1)
     fates = np.asarray(jax.vmap(lambda i: fate(faults, root_key(0), 4, i))(jnp.arange(8000)))
-    for kind, chance in {LOST_DOWN: 0.1, LOST_UP: 0.1, LATE: 0.3, REPEATED: 0.1, ARRIVES: 0.4}.items():
+    for kind, chance in {
+        LOST_DOWN: 0.1,
+        LOST_UP: 0.1,
+        LATE: 0.3,
+        REPEATED: 0.1,
+        ARRIVES: 0.4,
+    }.items():
         assert abs(np.mean(fates == kind) - chance) < 4 * np.sqrt(chance * (1 - chance) / 8000)
 
 

@@ -37,7 +37,9 @@ def test_draws_that_depend_on_their_array_are_refused():
 
 
 def test_every_set_is_as_likely_as_any_other():
-    """3 of 6: twenty sets, 8,000 draws; Pearson's statistic has 19 degrees of freedom, and 43.8 is its 0.999 quantile."""
+    """3 of 6: twenty sets, 8,000 draws; Pearson's statistic has 19 degrees of freedom, and 43.8 is
+    its 0.999 quantile.
+    """
     draw = jax.jit(jax.vmap(lambda key: without_replacement(key, jnp.int32(6), 3)))
     drawn = np.sort(np.asarray(draw(jax.random.split(root_key(0), 8000))), axis=1)
     assert np.all(np.diff(drawn, axis=1) > 0)

@@ -22,7 +22,9 @@ def of_clients(make):
 
 def test_mean_merges():
     stacked = of_clients(lambda mask: Mean.of(jnp.asarray(CONFIDENCE), mask))
-    np.testing.assert_allclose(metrics.merge({"m": stacked})["m"].value(), CONFIDENCE.mean(), rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics.merge({"m": stacked})["m"].value(), CONFIDENCE.mean(), rtol=1e-6
+    )
     np.testing.assert_allclose(stacked.value()[2], CONFIDENCE[CLIENT == 2].mean(), rtol=1e-6)
 
 
@@ -38,7 +40,9 @@ def test_calibration_error_by_hand():
         inside = (low < CONFIDENCE) & (high >= CONFIDENCE)
         if inside.any():
             expected += inside.mean() * abs(CONFIDENCE[inside].mean() - CORRECT[inside].mean())
-    stacked = of_clients(lambda mask: Calibration.of(jnp.asarray(CONFIDENCE), jnp.asarray(CORRECT), mask))
+    stacked = of_clients(
+        lambda mask: Calibration.of(jnp.asarray(CONFIDENCE), jnp.asarray(CORRECT), mask)
+    )
     np.testing.assert_allclose(metrics.merge({"e": stacked})["e"].value(), expected, rtol=1e-5)
     assert stacked.value().shape == (5,)
 

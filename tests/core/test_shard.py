@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core.shard import Rows, Shard, all_rows, batches_of, fold_batches, noted, shuffled, some_rows, whole
+from covey.core.shard import (
+    Rows,
+    Shard,
+    all_rows,
+    batches_of,
+    fold_batches,
+    noted,
+    shuffled,
+    some_rows,
+    whole,
+)
 
 ROWS = Rows(jnp.arange(60.0).reshape(30, 2), jnp.arange(30))
 
@@ -28,7 +38,9 @@ def test_a_longer_draw_begins_with_the_shorter_one(sampler):
 @given(count=st.integers(0, 20), seed=st.integers(0, 1000))
 def test_the_order_is_a_permutation_and_ignores_the_capacity(count, seed):
     key = jax.random.key(seed)
-    orders = [np.asarray(shuffled(key, shard(5, count, capacity)))[:count] for capacity in (20, 24, 64)]
+    orders = [
+        np.asarray(shuffled(key, shard(5, count, capacity)))[:count] for capacity in (20, 24, 64)
+    ]
     assert sorted(orders[0]) == list(range(count))
     for order in orders[1:]:
         np.testing.assert_array_equal(order, orders[0])
@@ -36,7 +48,10 @@ def test_the_order_is_a_permutation_and_ignores_the_capacity(count, seed):
 
 def test_the_order_is_the_same_where_a_ticket_and_a_row_number_no_longer_fit_one_word():
     rows = Rows(jnp.zeros((4096, 1)), jnp.zeros(4096))
-    orders = [shuffled(jax.random.key(0), Shard(rows, jnp.int32(0), jnp.int32(4000), c))[:4000] for c in (4096, 6144)]
+    orders = [
+        shuffled(jax.random.key(0), Shard(rows, jnp.int32(0), jnp.int32(4000), c))[:4000]
+        for c in (4096, 6144)
+    ]
     np.testing.assert_array_equal(*orders)
     assert sorted(np.asarray(orders[0])) == list(range(4000))
 
@@ -74,21 +89,32 @@ def test_all_rows_and_whole():
 
 
 def test_notes_go_with_their_rows():
-    """Notes are numbered from the client's first row, rows from the first of all; neither is ever another client's."""
+    """Notes are numbered from the client's first row, rows from the first of all; neither is ever
+    another client's.
+    """
     data = noted(shard(6, 5, 8), jnp.arange(8) * 10)
     taken = data.take(jnp.array([4, 0, 7]))
     np.testing.assert_array_equal(taken.rows.y, [10, 6, 10])
     np.testing.assert_array_equal(taken.notes, [40, 0, 40])
-    seen = fold_batches(data, 2, lambda total, batch: total + jnp.sum(jnp.where(batch.mask, batch.rows.notes, 0)), jnp.int32(0))
+    seen = fold_batches(
+        data,
+        2,
+        lambda total, batch: total + jnp.sum(jnp.where(batch.mask, batch.rows.notes, 0)),
+        jnp.int32(0),
+    )
     assert seen == 10 * (0 + 1 + 2 + 3 + 4)
 
 
 @pytest.mark.parametrize("batch_size", [4, 600])
 def test_a_minibatch_ignores_the_capacity(batch_size):
-    """Drawn one by one, or many by a sort: different rows of this client's, the same for every capacity."""
+    """Drawn one by one, or many by a sort: different rows of this client's, the same for every
+    capacity.
+    """
     rows = Rows(jnp.zeros((2000, 1)), jnp.arange(2000))
     batches = [
-        some_rows(jax.random.key(1), Shard(rows, jnp.int32(100), jnp.int32(900), capacity), batch_size)
+        some_rows(
+            jax.random.key(1), Shard(rows, jnp.int32(100), jnp.int32(900), capacity), batch_size
+        )
         for capacity in (1024, 1536)
     ]
     np.testing.assert_array_equal(batches[0].rows.y, batches[1].rows.y)

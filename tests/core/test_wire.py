@@ -10,14 +10,21 @@ from hypothesis.extra import numpy as hnp
 
 from covey.core import wire
 
-TREE = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int64(7), np.array([True, False])), "c": np.zeros((0, 4))}
+TREE = {
+    "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": (np.int64(7), np.array([True, False])),
+    "c": np.zeros((0, 4)),
+}
 DTYPES = [np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_, np.float16]
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(DTYPES).flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))), max_size=4
+        st.sampled_from(DTYPES).flatmap(
+            lambda d: hnp.arrays(d, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0))
+        ),
+        max_size=4,
     )
 )
 def test_round_trip(arrays):
@@ -54,7 +61,10 @@ def test_any_cut_is_noticed():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({**TREE, "a": np.zeros((3, 2), np.float32)}, r"array 0 is float32\[2, 3\], float32\[3, 2\] was expected"),
+        (
+            {**TREE, "a": np.zeros((3, 2), np.float32)},
+            r"array 0 is float32\[2, 3\], float32\[3, 2\] was expected",
+        ),
         ({**TREE, "a": np.zeros((2, 3), np.float64)}, r"float64\[2, 3\] was expected"),
         ({**TREE, "d": np.zeros(1)}, "4 arrays arrived, 5 were expected"),
     ],

@@ -14,13 +14,19 @@ from covey.data import SPLITS, FederatedData
 
 
 def ragged(counts, *, ids=None, names=None, classes=None):
-    """Rows that say whose they are: x = (id of the client, number of the row within it), y = a number of their own."""
+    """Rows that say whose they are: x = (id of the client, number of the row within it), y = a
+    number of their own.
+    """
     identity = np.arange(len(counts)) if ids is None else np.asarray(ids)
     owner = np.repeat(identity, counts)
     number = np.concatenate([np.arange(count) for count in counts])
     y = np.arange(len(owner)) if classes is None else number % classes
     return FederatedData.from_rows(
-        Rows(np.stack([owner, number], 1).astype(np.float32), y), counts, ids=identity, names=names, classes=classes
+        Rows(np.stack([owner, number], 1).astype(np.float32), y),
+        counts,
+        ids=identity,
+        names=names,
+        classes=classes,
     )
 
 
@@ -50,7 +56,9 @@ def test_from_arrays_sorts_stably_by_client_and_keeps_integer_labels_as_ids():
 
 
 def test_from_arrays_names_clients_by_their_text_labels():
-    data = FederatedData.from_arrays(np.zeros((3, 1)), np.zeros(3), np.asarray(["zug", "bern", "zug"]))
+    data = FederatedData.from_arrays(
+        np.zeros((3, 1)), np.zeros(3), np.asarray(["zug", "bern", "zug"])
+    )
     assert [data.name_of(place) for place in range(2)] == ["bern", "zug"]
     assert data.ids.tolist() == [0, 1]
     assert data.position_of("zug") == data.position_of(1) == 1
@@ -58,7 +66,10 @@ def test_from_arrays_names_clients_by_their_text_labels():
 
 def test_types_are_those_of_the_engines():
     image = FederatedData.from_arrays(
-        np.zeros((4, 2, 2), np.uint8), np.asarray([0, 1, 2, 1], np.int64), np.zeros(4, int), classes=3
+        np.zeros((4, 2, 2), np.uint8),
+        np.asarray([0, 1, 2, 1], np.int64),
+        np.zeros(4, int),
+        classes=3,
     )
     assert (image.rows.x.dtype, image.rows.y.dtype) == (np.uint8, np.int32)
     assert image.spec.rows.x.shape == (2, 2)
@@ -94,7 +105,9 @@ def test_a_split_divides_each_clients_rows(counts, test, of_the_rest, seed):
         assert parted.counts("train")[position] >= 1
         wanted = min(int(np.floor(count * test + 0.5)), count - 1)
         assert parted.counts("test")[position] == wanted
-        assert parted.counts("validation")[position] == min(int(np.floor(count * validation + 0.5)), count - 1 - wanted)
+        assert parted.counts("validation")[position] == min(
+            int(np.floor(count * validation + 0.5)), count - 1 - wanted
+        )
     # features and outcome travel together
     assert as_set(np.c_[parted.rows.x, parted.rows.y]) == as_set(np.c_[data.rows.x, data.rows.y])
 
@@ -118,7 +131,8 @@ def test_splits_of_seeds_and_of_ids_differ():
 
 
 def test_every_row_is_equally_likely_to_be_a_test_row():
-    # 4,000 clients of 10 rows, 2 of them tests: each row number is a test row 800 times on average, with variance 640.
+    # 4,000 clients of 10 rows, 2 of them tests: each row number is a test row 800 times on average,
+    # with variance 640.
     parted = ragged([10] * 4000).split(0.2, 0.2, seed=11)
     place = np.concatenate([rows_of(parted, client, "test").x[:, 1] for client in range(4000)])
     times = np.bincount(place.astype(int), minlength=10)
@@ -152,10 +166,14 @@ def test_limits_drop_training_rows_and_nothing_else(counts, most, few, share, se
     assert np.array_equal(sizes[is_few], np.minimum(before, few)[is_few])
     assert is_few.sum() <= int(np.floor(share * len(counts) + 0.5))
     for position in range(len(counts)):
-        assert as_set(rows_of(small, position, "train").x) <= as_set(rows_of(data, position, "train").x)
+        assert as_set(rows_of(small, position, "train").x) <= as_set(
+            rows_of(data, position, "train").x
+        )
         assert len(as_set(rows_of(small, position, "train").x)) == sizes[position]
         for split in ("validation", "test"):
-            assert np.array_equal(rows_of(small, position, split).x, rows_of(data, position, split).x)
+            assert np.array_equal(
+                rows_of(small, position, split).x, rows_of(data, position, split).x
+            )
     assert len(small.rows.y) == small.bounds[-1, 3]
     assert as_set(np.c_[small.rows.x, small.rows.y]) <= as_set(np.c_[data.rows.x, data.rows.y])
 
@@ -163,16 +181,24 @@ def test_limits_drop_training_rows_and_nothing_else(counts, most, few, share, se
 def test_few_rows_are_for_a_share_of_the_clients():
     data = ragged([20] * 1000)
     small = data.limited(train_rows=15, few_rows=5, few_share=0.3, seed=2)
-    assert dict(zip(*np.unique(small.counts("train"), return_counts=True), strict=True)) == {5: 300, 15: 700}
+    assert dict(zip(*np.unique(small.counts("train"), return_counts=True), strict=True)) == {
+        5: 300,
+        15: 700,
+    }
     only = data.limited(few_rows=5, few_share=0.1, seed=2)
     assert np.bincount(only.counts("train"))[[5, 20]].tolist() == [100, 900]
-    assert np.all(small.counts("train")[only.counts("train") == 5] == 5)  # a larger share has more clients, not others
-    # Which are few is drawn: of the first half there are 150 on average, with hypergeometric variance 52.6.
+    assert np.all(
+        small.counts("train")[only.counts("train") == 5] == 5
+    )  # a larger share has more clients, not others
+    # Which are few is drawn: of the first half there are 150 on average, with hypergeometric
+    # variance 52.6.
     assert abs(np.sum(small.counts("train")[:500] == 5) - 150) < 4.5 * np.sqrt(52.6)
     assert not np.array_equal(
-        small.counts("train"), data.limited(train_rows=15, few_rows=5, few_share=0.3, seed=3).counts("train")
+        small.counts("train"),
+        data.limited(train_rows=15, few_rows=5, few_share=0.3, seed=3).counts("train"),
     )
-    # Fewer rows are some of the more; every row of a client is as likely to stay, 250 times with variance 187.5.
+    # Fewer rows are some of the more; every row of a client is as likely to stay, 250 times with
+    # variance 187.5.
     fewer = data.limited(train_rows=5, seed=2)
     assert as_set(fewer.rows.x) < as_set(data.limited(train_rows=6, seed=2).rows.x)
     times = np.bincount(fewer.rows.x[:, 1].astype(int), minlength=20)
@@ -180,7 +206,8 @@ def test_few_rows_are_for_a_share_of_the_clients():
 
 
 def test_a_limit_after_a_split_of_the_same_seed_is_still_fair():
-    # By the same tickets twice, the first row of each client would stay twice as often as the others.
+    # By the same tickets twice, the first row of each client would stay twice as often as the
+    # others.
     kept = ragged([4] * 4000).split(0.0, 0.0, seed=7).limited(train_rows=1, seed=7)
     times = np.bincount(kept.rows.x[:, 1].astype(int), minlength=4)
     assert np.all(np.abs(times - 1000) < 4.5 * np.sqrt(4000 * 0.25 * 0.75))
@@ -195,7 +222,10 @@ def test_a_limit_after_a_split_of_the_same_seed_is_still_fair():
         ({"few_rows": 3}, r"goes with a few_share in \(0, 1\], got few_rows=3, few_share=0.0"),
         ({"train_rows": 3, "few_share": 0.5}, "got few_rows=None, few_share=0.5"),
         ({"few_rows": 3, "few_share": 1.5}, "got few_rows=3, few_share=1.5"),
-        ({"few_rows": 4, "few_share": 0.5, "train_rows": 3}, "few_rows=4 is more than train_rows=3"),
+        (
+            {"few_rows": 4, "few_share": 0.5, "train_rows": 3},
+            "few_rows=4 is more than train_rows=3",
+        ),
     ],
 )
 def test_limits_that_are_refused(limits, message):
@@ -208,7 +238,11 @@ def test_limits_that_are_refused(limits, message):
 def test_a_subset_keeps_ids_names_parts_and_rows(data):
     counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
     chosen = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1, unique=True))
-    whole = ragged(counts, ids=7 * np.arange(len(counts)) + 3, names=[f"n{place}" for place in range(len(counts))])
+    whole = ragged(
+        counts,
+        ids=7 * np.arange(len(counts)) + 3,
+        names=[f"n{place}" for place in range(len(counts))],
+    )
     whole = whole.split(0.25, 0.25, seed=3)
     split = whole.subset(chosen)
     assert split.clients == len(chosen)
@@ -289,7 +323,9 @@ def test_any_tree_of_arrays_can_be_rows():
 
 
 def test_rows_in_a_part_are_those_of_its_clients_in_turn():
-    data = FederatedData.from_clients({name: (np.arange(n)[:, None] + 10 * n, np.zeros(n)) for name, n in (("a", 6), ("b", 9))})
+    data = FederatedData.from_clients(
+        {name: (np.arange(n)[:, None] + 10 * n, np.zeros(n)) for name, n in (("a", 6), ("b", 9))}
+    )
     data = data.split(0.3, 0.3, seed=0)
     for split in ("train", "validation", "test"):
         each = [data.rows_of(place, split).x for place in range(2)]

@@ -1,4 +1,6 @@
-"""Partitions: everyone gets something, everything goes to someone, and the shares are those that the formulas say."""
+"""Partitions: everyone gets something, everything goes to someone, and the shares are those that
+the formulas say.
+"""
 
 from inspect import unwrap
 
@@ -15,9 +17,15 @@ FINE, COARSE = np.repeat(np.arange(20), 30), np.repeat(np.arange(5), 120)
 WAYS = {
     "iid": lambda clients, seed: partition.iid(600, clients, seed=seed),
     "quantity": lambda clients, seed: partition.quantity_skew(600, clients, alpha=0.5, seed=seed),
-    "dirichlet": lambda clients, seed: partition.label_dirichlet(LABELS, clients, alpha=0.1, seed=seed),
-    "classes": lambda clients, seed: partition.classes_per_client(LABELS, clients, classes=3, seed=seed),
-    "pachinko": lambda clients, seed: partition.pachinko(FINE, COARSE, clients, alpha=0.1, beta=10.0, seed=seed),
+    "dirichlet": lambda clients, seed: partition.label_dirichlet(
+        LABELS, clients, alpha=0.1, seed=seed
+    ),
+    "classes": lambda clients, seed: partition.classes_per_client(
+        LABELS, clients, classes=3, seed=seed
+    ),
+    "pachinko": lambda clients, seed: partition.pachinko(
+        FINE, COARSE, clients, alpha=0.1, beta=10.0, seed=seed
+    ),
 }
 
 
@@ -47,14 +55,22 @@ def test_clients_must_be_possible(way, clients):
 def test_iid_parts_are_equal_and_mixed():
     owner = partition.iid(603, 10, seed=0)
     assert sorted(np.bincount(owner)) == [60] * 7 + [61] * 3
-    # the first half of the rows: 301 draws, each client's share is hypergeometric with variance below 301/10
-    assert np.all(np.abs(np.bincount(owner[:301], minlength=10) - 30.1) < 4.5 * np.sqrt(30.1 * 0.9 * 0.5))
+    # the first half of the rows: 301 draws, each client's share is hypergeometric with variance
+    # below 301/10
+    assert np.all(
+        np.abs(np.bincount(owner[:301], minlength=10) - 30.1) < 4.5 * np.sqrt(30.1 * 0.9 * 0.5)
+    )
 
 
 def test_quantity_shares_have_the_variance_of_a_dirichlet():
     # p_i of Dirichlet(a, ..., a) over b clients has mean 1/b and variance (b-1)/(b^2 (b a + 1)).
     clients, alpha, rows = 5, 0.7, 20_000
-    share = np.stack([np.bincount(partition.quantity_skew(rows, clients, alpha=alpha, seed=seed)) / rows for seed in range(400)])
+    share = np.stack(
+        [
+            np.bincount(partition.quantity_skew(rows, clients, alpha=alpha, seed=seed)) / rows
+            for seed in range(400)
+        ]
+    )
     assert np.allclose(share.sum(1), 1)
     variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
     assert share[:, 0].mean() == pytest.approx(1 / clients, abs=4 * np.sqrt(variance / 400))
@@ -63,7 +79,8 @@ def test_quantity_shares_have_the_variance_of_a_dirichlet():
 
 
 def test_label_shares_are_dirichlet_for_each_label():
-    # With alpha large every label is spread evenly; with alpha small one client has almost all of it.
+    # With alpha large every label is spread evenly; with alpha small one client has almost all of
+    # it.
     even = partition.label_dirichlet(LABELS, 6, alpha=1e5, seed=1)
     table = np.stack([np.bincount(even[label == LABELS], minlength=6) for label in range(10)])
     assert np.all(np.abs(table - 10) <= 1)
@@ -73,7 +90,9 @@ def test_label_shares_are_dirichlet_for_each_label():
     # the mean of sum p_i^2 is (alpha + 1) / (b alpha + 1)
     alpha, clients, labels = 0.4, 5, np.repeat(np.arange(300), 200)
     owner = partition.label_dirichlet(labels, clients, alpha=alpha, seed=2)
-    share = np.stack([np.bincount(owner[labels == label], minlength=clients) / 200 for label in range(300)])
+    share = np.stack(
+        [np.bincount(owner[labels == label], minlength=clients) / 200 for label in range(300)]
+    )
     squares = np.square(share).sum(1)
     expected = (alpha + 1) / (clients * alpha + 1)
     assert squares.mean() == pytest.approx(expected, abs=4 * squares.std() / np.sqrt(300) + 1 / 200)
@@ -87,7 +106,9 @@ def test_a_client_that_gets_nothing_is_given_a_row():
 
 @pytest.mark.parametrize("alpha", [1e-320, 1e-8])
 def test_shares_that_underflow_still_divide(alpha):
-    assert set(partition.label_dirichlet(LABELS, 12, alpha=alpha, seed=0).tolist()) == set(range(12))
+    assert set(partition.label_dirichlet(LABELS, 12, alpha=alpha, seed=0).tolist()) == set(
+        range(12)
+    )
     owner = partition.pachinko(FINE, COARSE, 12, alpha=alpha, beta=alpha, seed=0)
     assert np.all(np.bincount(owner) == 50)
 
@@ -115,14 +136,18 @@ def test_classes_that_cannot_be_held():
 
 
 def test_pachinko_clients_are_equal_up_to_the_remainder():
-    assert np.bincount(partition.pachinko(FINE, COARSE, 7, alpha=0.1, beta=10.0, seed=0)).tolist() == [86] * 5 + [85] * 2
+    assert (
+        np.bincount(partition.pachinko(FINE, COARSE, 7, alpha=0.1, beta=10.0, seed=0)).tolist()
+        == [86] * 5 + [85] * 2
+    )
 
 
 def test_pachinko_concentrates_by_alpha_and_spreads_by_beta():
     owner = partition.pachinko(FINE, COARSE, 30, alpha=0.05, beta=1e4, seed=3)
     coarse = np.zeros((30, 5), int)
     np.add.at(coarse, (owner, COARSE), 1)
-    # the first client draws 20 rows before anything runs out: nearly all of one coarse label, its four fine ones alike
+    # the first client draws 20 rows before anything runs out: nearly all of one coarse label, its
+    # four fine ones alike
     top = coarse[:10].max(1)
     assert np.median(top) >= 17
     fine = np.zeros((30, 20), int)
@@ -138,9 +163,13 @@ def test_pachinko_concentrates_by_alpha_and_spreads_by_beta():
 
 def test_pachinko_needs_a_hierarchy():
     with pytest.raises(ValueError, match="two coarse labels"):
-        partition.pachinko(np.asarray([0, 0, 1]), np.asarray([0, 1, 1]), 2, alpha=1.0, beta=1.0, seed=0)
+        partition.pachinko(
+            np.asarray([0, 0, 1]), np.asarray([0, 1, 1]), 2, alpha=1.0, beta=1.0, seed=0
+        )
     with pytest.raises(ValueError, match="3 fine and 2 coarse"):
-        unwrap(partition.pachinko)(np.asarray([0, 0, 1]), np.asarray([0, 1]), 2, alpha=1.0, beta=1.0, seed=0)
+        unwrap(partition.pachinko)(
+            np.asarray([0, 0, 1]), np.asarray([0, 1]), 2, alpha=1.0, beta=1.0, seed=0
+        )
 
 
 def test_by_column_numbers_the_values_in_order():

@@ -16,7 +16,9 @@ def skewed(seed=0, rows=400):
 
 
 def test_scores_are_those_of_the_pooled_training_rows(monkeypatch):
-    monkeypatch.setattr(checks, "_BLOCK_BYTES", 300)  # many blocks, whose borders are not those of clients
+    monkeypatch.setattr(
+        checks, "_BLOCK_BYTES", 300
+    )  # many blocks, whose borders are not those of clients
     x, y, client = skewed()
     data = FederatedData.from_arrays(x, y, client).split(0.3, 0.2, seed=1)
     scaled, scaling = data.standardised()
@@ -25,7 +27,12 @@ def test_scores_are_those_of_the_pooled_training_rows(monkeypatch):
     oracle = StandardScaler().fit(train)
     np.testing.assert_allclose(scaling.mean, np.asarray(oracle.mean_), rtol=1e-12)
     np.testing.assert_allclose(scaling.scale, np.asarray(oracle.scale_), rtol=1e-8)
-    np.testing.assert_allclose(scaled.rows.x, np.asarray(oracle.transform(data.rows.x.astype(np.float64))), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        scaled.rows.x,
+        np.asarray(oracle.transform(data.rows.x.astype(np.float64))),
+        rtol=1e-5,
+        atol=1e-5,
+    )
     assert np.array_equal(scaled.rows.y, data.rows.y)
     assert np.array_equal(scaled.bounds, data.bounds)
 
@@ -62,7 +69,9 @@ def test_a_held_out_client_goes_on_the_same_scale():
     _, scaling = rest.standardised()
     scaled, same = out.standardised(scaling=scaling)
     assert same is scaling
-    np.testing.assert_allclose(scaled.rows.x, (out.rows.x - scaling.mean) / scaling.scale, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        scaled.rows.x, (out.rows.x - scaling.mean) / scaling.scale, rtol=1e-5, atol=1e-5
+    )
     assert abs(scaled.rows.x.mean(0)).max() > 1e-3  # not on a scale of its own
 
 
@@ -77,13 +86,21 @@ def test_a_column_that_nobody_observed_is_refused():
     x = np.ones((6, 3))
     x[:, 1] = np.nan
     with pytest.raises(ValueError, match=r"feature \[1\] has no observed value"):
-        FederatedData.from_arrays(x, np.zeros(6), np.arange(6) % 2, allow_missing=True).standardised()
-    named = FederatedData.from_arrays(x, np.zeros(6), np.arange(6) % 2, features=["age", "dose", "sex"], allow_missing=True)
+        FederatedData.from_arrays(
+            x, np.zeros(6), np.arange(6) % 2, allow_missing=True
+        ).standardised()
+    named = FederatedData.from_arrays(
+        x, np.zeros(6), np.arange(6) % 2, features=["age", "dose", "sex"], allow_missing=True
+    )
     with pytest.raises(ValueError, match="feature 'dose' has no observed value"):
         named.standardised()
 
 
 def test_a_scaling_of_other_features_is_refused():
-    _, scaling = FederatedData.from_arrays(np.ones((6, 3)), np.zeros(6), np.zeros(6, int)).standardised()
-    with pytest.raises(ValueError, match=r"shape \(2,\) were given to a scaling of features of shape \(3,\)"):
+    _, scaling = FederatedData.from_arrays(
+        np.ones((6, 3)), np.zeros(6), np.zeros(6, int)
+    ).standardised()
+    with pytest.raises(
+        ValueError, match=r"shape \(2,\) were given to a scaling of features of shape \(3,\)"
+    ):
         unwrap(Scaling.apply)(scaling, np.ones((4, 2)))

@@ -12,23 +12,31 @@ from covey.data import FederatedData
 def example(names=("a", "bb", "ccc"), features=None):
     generator = np.random.default_rng(0)
     rows = Rows(generator.normal(size=(30, 4)), generator.integers(0, 3, 30))
-    data = FederatedData.from_rows(rows, [5, 10, 15], ids=[4, 2, 9], names=names, features=features, classes=3)
+    data = FederatedData.from_rows(
+        rows, [5, 10, 15], ids=[4, 2, 9], names=names, features=features, classes=3
+    )
     return data.split(0.2, 0.2, seed=1)
 
 
 @pytest.mark.parametrize("memory_map", [True, False])
-@pytest.mark.parametrize(("names", "features"), [(("a", "bb", "ccc"), ("age", "sex", "cp", "größe")), (None, None)])
+@pytest.mark.parametrize(
+    ("names", "features"), [(("a", "bb", "ccc"), ("age", "sex", "cp", "größe")), (None, None)]
+)
 def test_what_is_opened_is_what_was_saved(tmp_path, memory_map, names, features):
     data = example(names, features)
     data.save(tmp_path / "deep" / "set")
     again = FederatedData.open(tmp_path / "deep" / "set", memory_map=memory_map)
     assert isinstance(again.rows.x, np.memmap) == memory_map
-    for one, other in zip((*data.rows, data.bounds, data.ids), (*again.rows, again.bounds, again.ids), strict=True):
+    for one, other in zip(
+        (*data.rows, data.bounds, data.ids), (*again.rows, again.bounds, again.ids), strict=True
+    ):
         assert np.array_equal(one, other)
         assert one.dtype == other.dtype
     assert again.spec == data.spec
     assert again.features == features
-    assert [again.name_of(place) for place in range(3)] == [data.name_of(place) for place in range(3)]
+    assert [again.name_of(place) for place in range(3)] == [
+        data.name_of(place) for place in range(3)
+    ]
     assert again.position_of(data.name_of(2)) == 2
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["set"]
 
@@ -38,7 +46,11 @@ def test_opened_rows_work_like_others(tmp_path):
     data.save(tmp_path / "set")
     mapped = FederatedData.open(tmp_path / "set")
     assert isinstance(mapped.subset([1, 2]).rows.x, np.memmap)  # neighbours are a view of the file
-    for one, other in ((data, mapped), (data.subset([2, 0]), mapped.subset([2, 0])), (data.pooled(), mapped.pooled())):
+    for one, other in (
+        (data, mapped),
+        (data.subset([2, 0]), mapped.subset([2, 0])),
+        (data.pooled(), mapped.pooled()),
+    ):
         assert np.array_equal(one.rows.x, other.rows.x)
         assert np.array_equal(one.bounds, other.bounds)
     assert np.array_equal(data.split(seed=3).rows.x, mapped.split(seed=3).rows.x)

@@ -15,12 +15,18 @@ def data():
     clients = {}
     for number, rows in enumerate((40, 25, 33, 3)):
         z = rng.choice(3, rows, p=np.roll([0.7, 0.2, 0.1], number))
-        clients[f"c{number}"] = ((CENTRES[z] + rng.normal(size=(rows, 2))).astype(np.float32), np.zeros(rows))
+        clients[f"c{number}"] = (
+            (CENTRES[z] + rng.normal(size=(rows, 2))).astype(np.float32),
+            np.zeros(rows),
+        )
     return FederatedData.from_clients(clients).split(validation=0.0, test=0.2, seed=1)
 
 
 def train(data):
-    parts = [data.rows.x[start : start + count] for start, count in zip(data.starts("train"), data.counts("train"), strict=True)]
+    parts = [
+        data.rows.x[start : start + count]
+        for start, count in zip(data.starts("train"), data.counts("train"), strict=True)
+    ]
     return np.concatenate(parts).astype(np.float64)
 
 
@@ -37,7 +43,10 @@ def test_only_means_of_enough_rows_are_shared(data):
         assert summary.group_sizes.sum() <= len(x)
         nearest = np.abs(summary.group_means[:, None] - x).max(-1).min(1)
         assert nearest.min() > 1e-6  # no shared mean is a row
-    assert summarise(data, at_least=2, seed=0).group_sizes.sum() > summarise(data, at_least=6, seed=0).group_sizes.sum()
+    assert (
+        summarise(data, at_least=2, seed=0).group_sizes.sum()
+        > summarise(data, at_least=6, seed=0).group_sizes.sum()
+    )
 
 
 def test_starting_means_find_the_clusters_and_every_client_alone_decides_its_groups(data):

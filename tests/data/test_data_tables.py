@@ -11,7 +11,9 @@ from covey.data import FederatedData
 def hospitals(tmp_path):
     paths = {}
     for place, name in enumerate(("bern", "zug")):
-        frame = pd.DataFrame({"age": [50.5 + place, 61, 43], "smoker": [True, False, True], "ill": [0, 1, place]})
+        frame = pd.DataFrame(
+            {"age": [50.5 + place, 61, 43], "smoker": [True, False, True], "ill": [0, 1, place]}
+        )
         paths[name] = tmp_path / f"{name}.csv"
         frame.to_csv(paths[name], index=False)
     return paths
@@ -80,7 +82,9 @@ def test_errors_name_the_file_and_the_column(hospitals):
     refused(r"no file .*basel\.csv", hospitals | {"basel": hospitals["zug"].with_name("basel.csv")})
     refused("no tables", {})
     hospitals["zug"].write_text("age,smoker,ill\nold,1,0\n44,?,1\nyoung,1,1\n")
-    refused(r"column 'age' of .*zug\.csv has 2 cells that are not numbers, such as 'old'", hospitals)
+    refused(
+        r"column 'age' of .*zug\.csv has 2 cells that are not numbers, such as 'old'", hospitals
+    )
     hospitals["zug"].write_text("age,drinker,ill\n44,1,1\n")
     refused(r"only in .*bern\.csv: \['smoker'\]; only in .*zug\.csv: \['drinker'\]", hospitals)
     hospitals["zug"].write_text("age,smoker,ill\n")
@@ -89,11 +93,16 @@ def test_errors_name_the_file_and_the_column(hospitals):
 
 def test_dates_are_not_numbers():
     frame = pd.DataFrame({"day": pd.to_datetime(["2020-01-01", "2020-01-02"]), "ill": [0, 1]})
-    refused("column 'day' of bern has 2 cells that are not numbers, such as '2020-01-01'", {"bern": frame})
+    refused(
+        "column 'day' of bern has 2 cells that are not numbers, such as '2020-01-01'",
+        {"bern": frame},
+    )
 
 
 def test_a_row_without_client_is_refused():
-    frame = pd.DataFrame({"age": [1.0, 2.0], "ill": [0, 1], "place": pd.array([1, None], dtype="Int64")})
+    frame = pd.DataFrame(
+        {"age": [1.0, 2.0], "ill": [0, 1], "place": pd.array([1, None], dtype="Int64")}
+    )
     with pytest.raises(ValueError, match="'place' of the table has 1 empty cells"):
         FederatedData.from_table(frame, outcome="ill", client="place")
 
@@ -124,8 +133,13 @@ def test_other_data_must_have_the_same_columns(hospitals):
     assert data.replaced_by(None) is data
     assert data.replaced_by(same) is same
     with pytest.raises(ValueError, match="in another order: age, smoker, and not smoker, age"):
-        data.replaced_by(FederatedData.from_tables(hospitals, outcome="ill", features=["age", "smoker"]))
-    with pytest.raises(ValueError, match=r"smoker missing, none not known; make the data with features=\['smoker', 'age'\]"):
+        data.replaced_by(
+            FederatedData.from_tables(hospitals, outcome="ill", features=["age", "smoker"])
+        )
+    with pytest.raises(
+        ValueError,
+        match=r"smoker missing, none not known; make the data with features=\['smoker', 'age'\]",
+    ):
         data.replaced_by(FederatedData.from_tables(hospitals, outcome="ill", features=["age"]))
     nameless = FederatedData.from_clients({"one": (np.zeros((2, 2)), np.zeros(2))})
     assert data.replaced_by(nameless) is nameless

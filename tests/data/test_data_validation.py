@@ -8,7 +8,10 @@ from covey.data import FederatedData, checks
 
 
 def clients(**changed):
-    base = {name: (np.ones((3, 2)) * place, np.asarray([0, 1, 1])) for place, name in enumerate(("north", "south", "west"))}
+    base = {
+        name: (np.ones((3, 2)) * place, np.asarray([0, 1, 1]))
+        for place, name in enumerate(("north", "south", "west"))
+    }
     return {**base, **changed}
 
 
@@ -20,7 +23,9 @@ def test_good_clients_are_accepted_in_the_order_given():
 
 def test_an_empty_client_is_named_and_can_be_dropped():
     given = clients(south=(np.ones((0, 2)), np.zeros(0)))
-    with pytest.raises(ValueError, match=r"1 of 3 clients have no rows, the first is 'south'.*drop_empty=True"):
+    with pytest.raises(
+        ValueError, match=r"1 of 3 clients have no rows, the first is 'south'.*drop_empty=True"
+    ):
         FederatedData.from_clients(given)
     data = FederatedData.from_clients(given, drop_empty=True)
     assert [data.name_of(place) for place in range(2)] == ["north", "west"]
@@ -31,7 +36,9 @@ def test_missing_features_are_counted_by_client():
     x = np.ones((3, 2))
     x[1, 0] = x[2, 1] = np.nan
     given = clients(west=(x, np.zeros(3)))
-    with pytest.raises(ValueError, match=r"'west' has 2 missing \(NaN\) feature cells.*allow_missing=True"):
+    with pytest.raises(
+        ValueError, match=r"'west' has 2 missing \(NaN\) feature cells.*allow_missing=True"
+    ):
         FederatedData.from_clients(given)
     kept = FederatedData.from_clients(given, allow_missing=True)
     assert np.isnan(kept.rows.x).sum() == 2
@@ -47,7 +54,9 @@ def test_infinite_features_are_never_allowed(value):
 
 def test_other_clients_with_the_same_trouble_are_counted():
     x = np.full((3, 2), np.nan)
-    with pytest.raises(ValueError, match=r"'south' has 6 missing.*\(1 other clients have some too\)"):
+    with pytest.raises(
+        ValueError, match=r"'south' has 6 missing.*\(1 other clients have some too\)"
+    ):
         FederatedData.from_clients(clients(south=(x, np.zeros(3)), west=(x, np.zeros(3))))
 
 
@@ -90,7 +99,12 @@ def test_no_rows_at_all():
 
 @pytest.mark.parametrize(
     ("identity", "message"),
-    [([3, 3], "two clients have the id 3"), ([0, 2**31], "must be in 0.."), ([-1, 0], "must be in 0.."), ([0], "1 ids")],
+    [
+        ([3, 3], "two clients have the id 3"),
+        ([0, 2**31], "must be in 0.."),
+        ([-1, 0], "must be in 0.."),
+        ([0], "1 ids"),
+    ],
 )
 def test_ids_are_checked(identity, message):
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""Loaders: bundled tables, small made files of the public formats, and the real data where `COVEY_DATA_DIR` has them."""
+"""Loaders: bundled tables, small made files of the public formats, and the real data where
+`COVEY_DATA_DIR` has them.
+"""
 
 import gzip
 import json
@@ -20,7 +22,10 @@ needs_data = pytest.mark.skipif(not DATA, reason="COVEY_DATA_DIR is not set")
 def test_unknown_names_and_options_are_explained():
     with pytest.raises(ValueError, match="no data set 'radom'; did you mean 'radon'"):
         load("radom")
-    with pytest.raises(ValueError, match=r"'mnist' has no option 'writers'; its options are: split, by, partition, clients"):
+    with pytest.raises(
+        ValueError,
+        match=r"'mnist' has no option 'writers'; its options are: split, by, partition, clients",
+    ):
         load("mnist", writers=3)
     with pytest.raises(ValueError, match="its options are: none"):
         load("heart_disease", seed=3)
@@ -30,13 +35,20 @@ def test_every_loader_describes_itself_in_a_line():
     for name, loader in LOADERS.items():
         assert all(loader[1:]), name
         assert "\n" not in loader.description
-        assert loader.description[0].isdigit() or loader.description.startswith("clients by partition")
+        assert loader.description[0].isdigit() or loader.description.startswith(
+            "clients by partition"
+        )
 
 
 def test_heart_disease_is_bundled(monkeypatch):
     monkeypatch.delenv("COVEY_DATA_DIR", raising=False)
     data = load("heart_disease")
-    assert [data.name_of(place) for place in range(4)] == ["cleveland", "hungarian", "switzerland", "va"]
+    assert [data.name_of(place) for place in range(4)] == [
+        "cleveland",
+        "hungarian",
+        "switzerland",
+        "va",
+    ]
     assert data.counts("train").tolist() == [303, 294, 123, 200]
     assert (data.rows.x.shape, data.spec.classes) == ((920, 13), 2)
     gaps = [int(np.isnan(data.shard(client, "train").rows.x).sum()) for client in range(4)]
@@ -44,7 +56,9 @@ def test_heart_disease_is_bundled(monkeypatch):
     assert gaps == [6, 782, 273 + 123, 698 + 49 + 1]
     names = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal"
     assert data.features == tuple(names.split())
-    assert data.rows.x[0].tolist() == pytest.approx([63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6])
+    assert data.rows.x[0].tolist() == pytest.approx(
+        [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3, 3, 0, 6]
+    )
     assert data.rows.y[:3].tolist() == [0, 1, 1]
     scaled, _ = data.split(seed=0).standardised()
     assert np.isfinite(scaled.rows.x).all()
@@ -78,23 +92,38 @@ def made(tmp_path, monkeypatch):
 
 def test_emnist_files_are_turned_upright(made):
     generator = np.random.default_rng(0)
-    upright, label = generator.integers(0, 256, (8, 28, 28), dtype=np.uint8), np.asarray([1, 26, 3, 4, 5, 6, 7, 8], np.uint8)
+    upright, label = (
+        generator.integers(0, 256, (8, 28, 28), dtype=np.uint8),
+        np.asarray([1, 26, 3, 4, 5, 6, 7, 8], np.uint8),
+    )
     (made / "emnist").mkdir()
-    write_idx(made / "emnist" / "emnist-letters-train-images-idx3-ubyte.gz", upright.transpose(0, 2, 1))
+    write_idx(
+        made / "emnist" / "emnist-letters-train-images-idx3-ubyte.gz", upright.transpose(0, 2, 1)
+    )
     write_idx(made / "emnist" / "emnist-letters-train-labels-idx1-ubyte.gz", label)
     data = load("emnist", subset="letters", by="label")
     assert data.spec.classes == 26
     order = np.argsort(label)
     assert np.array_equal(data.rows.x[..., 0], upright[order])
-    assert data.rows.y.tolist() == (label[order] - 1).tolist()  # letters are numbered from 1 in the file
-    with pytest.raises(ValueError, match="EMNIST has byclass, bymerge, balanced, letters, digits, mnist"):
+    assert (
+        data.rows.y.tolist() == (label[order] - 1).tolist()
+    )  # letters are numbered from 1 in the file
+    with pytest.raises(
+        ValueError, match="EMNIST has byclass, bymerge, balanced, letters, digits, mnist"
+    ):
         load("emnist", subset="digit")
 
 
 def test_other_emnist_labels_start_at_zero(made):
     (made / "emnist").mkdir()
-    write_idx(made / "emnist" / "emnist-byclass-test-images-idx3-ubyte.gz", np.zeros((3, 28, 28), np.uint8))
-    write_idx(made / "emnist" / "emnist-byclass-test-labels-idx1-ubyte.gz", np.asarray([0, 61, 7], np.uint8))
+    write_idx(
+        made / "emnist" / "emnist-byclass-test-images-idx3-ubyte.gz",
+        np.zeros((3, 28, 28), np.uint8),
+    )
+    write_idx(
+        made / "emnist" / "emnist-byclass-test-labels-idx1-ubyte.gz",
+        np.asarray([0, 61, 7], np.uint8),
+    )
     data = load("emnist", split="test", partition="iid", clients=3, seed=0)
     assert sorted(data.rows.y.tolist()) == [0, 7, 61]
     with pytest.raises(ValueError, match="only the test split of emnist-byclass"):
@@ -145,7 +174,9 @@ def test_femnist_files_of_leaf(made, divided):
 
 def test_leaf_rows_must_fit_together(made):
     leaf_file(made / "femnist" / "a.json", {"f1": {"x": [[0.0] * 783], "y": [1]}})
-    with pytest.raises(ValueError, match=r"a\.json: writer 'f1' has 1 labels and pixels of shape \(1, 783\)"):
+    with pytest.raises(
+        ValueError, match=r"a\.json: writer 'f1' has 1 labels and pixels of shape \(1, 783\)"
+    ):
         load("femnist")
 
 
@@ -159,13 +190,23 @@ def digits(monkeypatch):
 def test_partitions_need_exactly_their_options(digits):
     data = images.load_images(digits, partition="classes", clients=4, classes=2, seed=0)
     assert all(len(np.unique(data.shard(client, "train").rows.y)) == 2 for client in range(4))
-    assert images.load_images(digits, partition="quantity", clients=4, alpha=0.5, seed=0).clients == 4
-    assert images.load_images(digits, partition="dirichlet", clients=4, alpha=1, seed=0).clients == 4
-    with pytest.raises(ValueError, match="'iid' needs clients, seed, and nothing else; got clients"):
+    assert (
+        images.load_images(digits, partition="quantity", clients=4, alpha=0.5, seed=0).clients == 4
+    )
+    assert (
+        images.load_images(digits, partition="dirichlet", clients=4, alpha=1, seed=0).clients == 4
+    )
+    with pytest.raises(
+        ValueError, match="'iid' needs clients, seed, and nothing else; got clients"
+    ):
         images.load_images(digits, partition="iid", clients=4)
-    with pytest.raises(ValueError, match="'iid' needs clients, seed, and nothing else; got clients, alpha, seed"):
+    with pytest.raises(
+        ValueError, match="'iid' needs clients, seed, and nothing else; got clients, alpha, seed"
+    ):
         images.load_images(digits, partition="iid", clients=4, seed=0, alpha=1.0)
-    with pytest.raises(ValueError, match="no partition 'pachinko'; choose one of iid, dirichlet, quantity, classes"):
+    with pytest.raises(
+        ValueError, match="no partition 'pachinko'; choose one of iid, dirichlet, quantity, classes"
+    ):
         images.load_images(digits, partition="pachinko", clients=4, alpha=1.0, beta=1.0, seed=0)
 
 
@@ -199,7 +240,10 @@ def test_characters_have_leafs_codes():
 
 @pytest.mark.parametrize("options", [{"min_characters": 80}, {"window": 0}, {"stride": 0}])
 def test_shakespeare_options_are_checked(options):
-    with pytest.raises(ValueError, match="window and stride must be at least 1 and min_characters more than the window"):
+    with pytest.raises(
+        ValueError,
+        match="window and stride must be at least 1 and min_characters more than the window",
+    ):
         load("shakespeare", **options)
 
 
@@ -207,17 +251,44 @@ def test_shakespeare_options_are_checked(options):
 def test_mnist_by_writer():
     data = load("mnist", split="test")
     assert (data.clients, len(data.rows.y)) == (297, 10000)
-    assert np.bincount(data.rows.y).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(data.rows.y).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
 
 
 @needs_data
 @pytest.mark.slow
 def test_writers_of_training_and_test_digits_are_others():
     data = load("mnist")
-    assert (data.clients, len(data.rows.y), data.counts("train").min(), data.counts("train").max()) == (539, 60000, 19, 131)
+    assert (
+        data.clients,
+        len(data.rows.y),
+        data.counts("train").min(),
+        data.counts("train").max(),
+    ) == (539, 60000, 19, 131)
     other = load("mnist", split="test")
     assert not set(data.ids.tolist()) & set(other.ids.tolist())
-    assert np.bincount(data.rows.y).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(data.rows.y).tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
 
 
 @needs_data
@@ -226,7 +297,8 @@ def test_cifar10_pixels_have_the_published_statistics():
     data = load("cifar10", split="test", partition="dirichlet", clients=50, alpha=0.4, seed=0)
     assert data.rows.x.shape == (10000, 32, 32, 3)
     assert np.bincount(data.rows.y).tolist() == [1000] * 10
-    # published for the 50,000 training images; a mean of 10,000 test images has a standard error near 0.0012
+    # published for the 50,000 training images; a mean of 10,000 test images has a standard error
+    # near 0.0012
     assert np.allclose(data.rows.x.mean((0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=0.006)
     neighbours = np.diff(data.rows.x[:500].astype(int), axis=1)
     assert np.median(np.abs(neighbours)) < 10  # images, not noise
@@ -238,12 +310,28 @@ def test_cifar10_pixels_have_the_published_statistics():
     [
         (
             "cifar100",
-            {"split": "test", "partition": "pachinko", "clients": 20, "alpha": 0.1, "beta": 10.0, "seed": 0},
+            {
+                "split": "test",
+                "partition": "pachinko",
+                "clients": 20,
+                "alpha": 0.1,
+                "beta": 10.0,
+                "seed": 0,
+            },
             (2000, 32, 32, 3),
         ),
-        pytest.param("svhn", {"partition": "iid", "clients": 10, "seed": 0}, (5000, 32, 32, 3), marks=pytest.mark.slow),
+        pytest.param(
+            "svhn",
+            {"partition": "iid", "clients": 10, "seed": 0},
+            (5000, 32, 32, 3),
+            marks=pytest.mark.slow,
+        ),
         ("notmnist", {"by": "label"}, (10000, 28, 28, 1)),
-        ("fashion_mnist", {"split": "test", "partition": "classes", "clients": 20, "classes": 2, "seed": 0}, (10000, 28, 28, 1)),
+        (
+            "fashion_mnist",
+            {"split": "test", "partition": "classes", "clients": 20, "classes": 2, "seed": 0},
+            (10000, 28, 28, 1),
+        ),
     ],
 )
 def test_other_images(name, options, shape):
@@ -289,7 +377,11 @@ def test_hierarchical_tables(name):
     assert f"{len(data.rows.y):,} " in LOADERS[name].description
 
 
-BIRDS = {"green_woodpecker": (437, 3699, 267, 14), "pacific_wren": (683, 5480, 393, 57), "swiss_birds": (191, 42028, 266, 158)}
+BIRDS = {
+    "green_woodpecker": (437, 3699, 267, 14),
+    "pacific_wren": (683, 5480, 393, 57),
+    "swiss_birds": (191, 42028, 266, 158),
+}
 
 
 @needs_data
@@ -311,18 +403,24 @@ def test_counts_of_birds_are_those_of_the_tables():
     wrens = pd.read_csv(folder / "bbs_pacific_wren.csv.gz")
     line = wrens[(wrens.obs_n == 990137) & (wrens.year == 1974)].iloc[0]
     rows = load("pacific_wren").rows_of(load("pacific_wren").position_of(990137), "train")
-    here = (rows.x[:, 0] == sorted(wrens.site.unique()).index(line.site)) & (rows.x[:, 1] == 1974 - 1968)
+    here = (rows.x[:, 0] == sorted(wrens.site.unique()).index(line.site)) & (
+        rows.x[:, 1] == 1974 - 1968
+    )
     assert rows.y[here].tolist() == [line.species_total]
     wide = pd.read_csv(folder / "green_woodpecker_wide.csv.gz")
     data = load("green_woodpecker")
     rows = data.rows_of(data.position_of(int(wide.loc[1, "X2004.observer"])), "train")
     here = np.all(rows.x == [1, 0], axis=1)
-    assert rows.y[here].tolist() == [wide.loc[1, ["X2004.1.count", "X2004.2.count", "X2004.3.count"]].max()]
+    assert rows.y[here].tolist() == [
+        wide.loc[1, ["X2004.1.count", "X2004.2.count", "X2004.3.count"]].max()
+    ]
 
 
 @needs_data
 def test_indicators_are_those_of_the_table():
-    frame = pd.read_csv(Path(str(DATA)) / "hierarchical" / "contraception_bangladesh.csv").sort_values("district", kind="stable")
+    frame = pd.read_csv(
+        Path(str(DATA)) / "hierarchical" / "contraception_bangladesh.csv"
+    ).sort_values("district", kind="stable")
     data = load("contraception")
     assert np.array_equal(data.rows.y == 1, frame["use"] == "Y")
     assert np.array_equal(data.rows.x[:, 4] == 1, frame["livch"] == "3+")
@@ -332,7 +430,8 @@ def test_indicators_are_those_of_the_table():
 
 @needs_data
 def test_sleepstudy_gives_the_published_pooled_fit():
-    # lme4's documentation: reaction time grows by 10.467 ms a day from 251.405 ms (the data are balanced, so pooling agrees)
+    # lme4's documentation: reaction time grows by 10.467 ms a day from 251.405 ms (the data are
+    # balanced, so pooling agrees)
     data = load("sleepstudy")
     slope, intercept = np.polyfit(data.rows.x[:, 0].astype(float), data.rows.y.astype(float), 1)
     assert (slope, intercept) == (pytest.approx(10.467, abs=1e-3), pytest.approx(251.405, abs=1e-3))

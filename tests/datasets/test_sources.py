@@ -1,4 +1,6 @@
-"""Where files come from, and that they are what they should be. `datasets` is a small stand-in: no network."""
+"""Where files come from, and that they are what they should be. `datasets` is a small stand-in: no
+network.
+"""
 
 import gzip
 import struct
@@ -22,7 +24,11 @@ class FakeTable:
         return len(next(iter(self.columns.values())))
 
     def __getitem__(self, key):
-        return self.columns[key] if isinstance(key, str) else {name: values[key] for name, values in self.columns.items()}
+        return (
+            self.columns[key]
+            if isinstance(key, str)
+            else {name: values[key] for name, values in self.columns.items()}
+        )
 
 
 class FakeHub(ModuleType):
@@ -60,12 +66,18 @@ def use(monkeypatch, tables):
 
 def test_a_missing_data_set_says_what_to_do(places):
     with pytest.raises(
-        ValueError, match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*pip install 'covey\[datasets\]'"
+        ValueError,
+        match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*pip install 'covey\[datasets\]'",
     ):
         load("mnist", partition="iid", clients=2, seed=0)
-    with pytest.raises(ValueError, match=r"emnist/emnist-letters-train-images-idx3-ubyte\.gz.*pip install 'covey\[datasets\]'"):
+    with pytest.raises(
+        ValueError,
+        match=r"emnist/emnist-letters-train-images-idx3-ubyte\.gz.*pip install 'covey\[datasets\]'",
+    ):
         load("emnist", subset="letters", partition="iid", clients=2, seed=0)
-    with pytest.raises(ValueError, match=r"radon_mn\.csv was not found.*set COVEY_DATA_DIR.*rstanarm"):
+    with pytest.raises(
+        ValueError, match=r"radon_mn\.csv was not found.*set COVEY_DATA_DIR.*rstanarm"
+    ):
         load("radon")
 
 
@@ -79,7 +91,9 @@ def test_a_known_file_with_other_contents_is_refused(places):
     path = places.data / "mnist" / "mnist.npz"
     path.parent.mkdir()
     path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match=r"mnist\.npz is damaged or is another file: its SHA-256 is not 4c21aaa"):
+    with pytest.raises(
+        ValueError, match=r"mnist\.npz is damaged or is another file: its SHA-256 is not 4c21aaa"
+    ):
         load("mnist", partition="iid", clients=2, seed=0)
 
 
@@ -94,17 +108,24 @@ def test_public_images_are_fetched_once_and_checked_later(places, monkeypatch):
     assert np.array_equal(first.rows.x, again.rows.x)
     assert {row.tobytes() for row in first.rows.x} == {row.tobytes() for row in image}
     assert sorted(first.rows.y.tolist()) == sorted(label.tolist())
-    assert sorted(path.name for path in places.cache.iterdir()) == ["mnist-train.npz", "mnist-train.npz.sha256"]
+    assert sorted(path.name for path in places.cache.iterdir()) == [
+        "mnist-train.npz",
+        "mnist-train.npz.sha256",
+    ]
 
     stored = places.cache / "mnist-train.npz"
     stored.write_bytes(stored.read_bytes()[:-7] + b"changed")
-    with pytest.raises(ValueError, match=r"mnist-train\.npz is damaged.*delete it, it will be fetched again"):
+    with pytest.raises(
+        ValueError, match=r"mnist-train\.npz is damaged.*delete it, it will be fetched again"
+    ):
         load("mnist", **options)
     stored.unlink()
     load("mnist", **options)
     assert len(hub.asked) == 2
     (places.cache / "mnist-train.npz.sha256").unlink()
-    with pytest.raises(ValueError, match=r"mnist-train\.npz has no record of its SHA-256; delete it"):
+    with pytest.raises(
+        ValueError, match=r"mnist-train\.npz has no record of its SHA-256; delete it"
+    ):
         load("mnist", **options)
 
 
@@ -118,7 +139,10 @@ def test_a_fetch_that_fails_leaves_no_file(places):
 
 
 def test_writers_are_not_in_the_public_mnist(places, monkeypatch):
-    use(monkeypatch, {("ylecun/mnist", "train"): {"image": pictures(4, 28, 28), "label": [0, 1, 2, 3]}})
+    use(
+        monkeypatch,
+        {("ylecun/mnist", "train"): {"image": pictures(4, 28, 28), "label": [0, 1, 2, 3]}},
+    )
     with pytest.raises(ValueError, match=r"does not say the writer of an image.*COVEY_DATA_DIR"):
         load("mnist")
     assert load("mnist", by="digit").clients == 4
@@ -134,28 +158,46 @@ def test_both_parts_together(places, monkeypatch):
         for split, rows in (("train", 16), ("test", 8))
     }
     hub = use(monkeypatch, tables)
-    data = load("cifar100", split="all", partition="pachinko", clients=4, alpha=0.5, beta=5.0, seed=1)
+    data = load(
+        "cifar100", split="all", partition="pachinko", clients=4, alpha=0.5, beta=5.0, seed=1
+    )
     assert data.counts("train").tolist() == [6] * 4
     assert hub.asked == [("uoft-cs/cifar100", None, "train"), ("uoft-cs/cifar100", None, "test")]
     assert load("cifar100", split="test", by="coarse").counts("train").tolist() == [4, 4]
 
 
 def test_svhn_is_asked_for_its_cropped_digits(places, monkeypatch):
-    hub = use(monkeypatch, {("ufldl-stanford/svhn", "test"): {"image": pictures(6, 32, 32, 3), "label": [0, 1, 2, 3, 4, 9]}})
+    hub = use(
+        monkeypatch,
+        {
+            ("ufldl-stanford/svhn", "test"): {
+                "image": pictures(6, 32, 32, 3),
+                "label": [0, 1, 2, 3, 4, 9],
+            }
+        },
+    )
     assert load("svhn", partition="iid", clients=2, seed=0).rows.x.shape == (6, 32, 32, 3)
     assert hub.asked == [("ufldl-stanford/svhn", "cropped_digits", "test")]
 
 
 def test_emnist_files_come_from_the_hub(places, monkeypatch, tmp_path):
     upright = np.stack(pictures(3, 28, 28))
-    content = {"images-idx3": upright.transpose(0, 2, 1), "labels-idx1": np.asarray([9, 0, 4], np.uint8)}
+    content = {
+        "images-idx3": upright.transpose(0, 2, 1),
+        "labels-idx1": np.asarray([9, 0, 4], np.uint8),
+    }
     asked = []
 
     def download(repository, file, *, repo_type):
         asked.append((repository, repo_type))
         values = next(values for key, values in content.items() if key in file)
         path = tmp_path / file
-        path.write_bytes(gzip.compress(struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()))
+        path.write_bytes(
+            gzip.compress(
+                struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+                + values.tobytes()
+            )
+        )
         return str(path)
 
     hub = ModuleType("huggingface_hub")
@@ -170,7 +212,11 @@ def test_emnist_files_come_from_the_hub(places, monkeypatch, tmp_path):
 
 
 def test_femnist_from_the_public_source_has_its_writers(places, monkeypatch):
-    table = {"image": pictures(5, 28, 28), "character": [0, 61, 3, 4, 5], "writer_id": ["f01", "f00", "f01", "f00", "f01"]}
+    table = {
+        "image": pictures(5, 28, 28),
+        "character": [0, 61, 3, 4, 5],
+        "writer_id": ["f01", "f00", "f01", "f00", "f01"],
+    }
     use(monkeypatch, {("flwrlabs/femnist", "train"): table})
     for _ in range(2):  # fetched, then from the cache
         data = load("femnist")
@@ -182,14 +228,23 @@ def test_femnist_from_the_public_source_has_its_writers(places, monkeypatch):
 
 
 def test_shakespeare_is_put_together_from_its_windows(places, monkeypatch):
-    speech = {"HAM": "To be, or not to be: that is the question. " * 3, "OPH": "My lord, I have remembrances of yours, " * 3}
-    rows = [(role, text[at : at + 80], text[at + 80]) for role, text in speech.items() for at in range(len(text) - 80)]
+    speech = {
+        "HAM": "To be, or not to be: that is the question. " * 3,
+        "OPH": "My lord, I have remembrances of yours, " * 3,
+    }
+    rows = [
+        (role, text[at : at + 80], text[at + 80])
+        for role, text in speech.items()
+        for at in range(len(text) - 80)
+    ]
     columns = dict(zip(("character_id", "x", "y"), map(list, zip(*rows, strict=True)), strict=True))
     use(monkeypatch, {("flwrlabs/shakespeare", "train"): columns})
     for _ in range(2):
         data = load("shakespeare", min_characters=100, stride=7)
         assert [data.name_of(place) for place in range(2)] == ["HAM", "OPH"]
-        assert data.counts("train").tolist() == [len(range(0, len(text) - 80, 7)) for text in speech.values()]
+        assert data.counts("train").tolist() == [
+            len(range(0, len(text) - 80, 7)) for text in speech.values()
+        ]
         assert np.array_equal(data.rows.x[0], encode(speech["HAM"][:80]))
         assert data.rows.y[1] == encode(speech["HAM"])[87]
     columns["x"][3] = "?" * 80

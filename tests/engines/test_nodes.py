@@ -1,4 +1,6 @@
-"""Client states on disk: whatever happens, either kept checkpoint can be completed and nothing from after it remains."""
+"""Client states on disk: whatever happens, either kept checkpoint can be completed and nothing from
+after it remains.
+"""
 
 import jax
 import numpy as np
@@ -10,13 +12,20 @@ from covey.core.node import Node
 from covey.engines.nodes import DiskNodes, MemoryNodes
 
 CLIENTS = 40
-LIKE = Node({"a": jax.ShapeDtypeStruct((3,), np.float32), "n": jax.ShapeDtypeStruct((), np.int32)}, Empty())
+LIKE = Node(
+    {"a": jax.ShapeDtypeStruct((3,), np.float32), "n": jax.ShapeDtypeStruct((), np.int32)}, Empty()
+)
 EVERYONE = np.arange(CLIENTS)
 
 
 def change(store, rng):
     positions = rng.choice(CLIENTS, 7, replace=False)
-    store.put(positions, Node({"a": rng.normal(size=(7, 3)).astype(np.float32), "n": rng.integers(0, 99, 7)}, Empty()))
+    store.put(
+        positions,
+        Node(
+            {"a": rng.normal(size=(7, 3)).astype(np.float32), "n": rng.integers(0, 99, 7)}, Empty()
+        ),
+    )
 
 
 def same(one, other):
@@ -35,7 +44,10 @@ def test_disk_behaves_as_memory(tmp_path):
         same(disk.take(EVERYONE), memory.take(EVERYONE))
 
 
-@pytest.mark.parametrize("crash", ["before the checkpoint", "checkpoint written", "files half written", "after the checkpoint"])
+@pytest.mark.parametrize(
+    "crash",
+    ["before the checkpoint", "checkpoint written", "files half written", "after the checkpoint"],
+)
 @pytest.mark.parametrize("use", ["newest", "previous"])
 def test_a_crash_at_any_moment_can_be_resumed(tmp_path, crash, use):
     rng = np.random.default_rng(1)

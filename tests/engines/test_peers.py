@@ -1,4 +1,6 @@
-"""Peers without a server: against the server's run, against gossip written in NumPy, and when peers are absent."""
+"""Peers without a server: against the server's run, against gossip written in NumPy, and when peers
+are absent.
+"""
 
 import functools
 
@@ -26,7 +28,10 @@ STEP = 0.05
 
 
 def averaging(**options):
-    return fedavg(models.linear(), **({"client_optimizer": optax.sgd(STEP), "batch_size": None, "steps": 1} | options))
+    return fedavg(
+        models.linear(),
+        **({"client_optimizer": optax.sgd(STEP), "batch_size": None, "steps": 1} | options),
+    )
 
 
 @functools.cache
@@ -35,20 +40,31 @@ def problem():
 
 
 def coefficients(server):
-    return np.column_stack([np.asarray(server.parameters.weight), np.asarray(server.parameters.bias)])
+    return np.column_stack(
+        [np.asarray(server.parameters.weight), np.asarray(server.parameters.bias)]
+    )
 
 
 def mixing():
     """D-FedEM, of two linear models."""
-    return mixture(models.linear(), components=2, client_optimizer=optax.sgd(STEP), batch_size=None, steps=2)
+    return mixture(
+        models.linear(), components=2, client_optimizer=optax.sgd(STEP), batch_size=None, steps=2
+    )
 
 
 @pytest.mark.parametrize("make", [averaging, mixing, remembering])
 def test_on_the_complete_graph_it_is_the_run_of_a_server(make):
     """For clients of unequal weight too, and for a method that uses every part of the seam."""
-    engines = [Peers(make(), problem(), topology=topology.complete(), seed=3), Simulation(make(), problem(), seed=3)]
+    engines = [
+        Peers(make(), problem(), topology=topology.complete(), seed=3),
+        Simulation(make(), problem(), seed=3),
+    ]
     (peers, lines), (server, other) = (engine.advance(engine.start(), 6) for engine in engines)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), peers.server, server.server)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        peers.server,
+        server.server,
+    )
     own = jax.tree.leaves(peers.nodes.state.server)
     assert all(np.allclose(leaf, leaf[:1], rtol=1e-4, atol=1e-5) for leaf in own)
     for name in set(other[-1]) - {"bits_up", "bits_down"}:
@@ -57,7 +73,9 @@ def test_on_the_complete_graph_it_is_the_run_of_a_server(make):
 
 
 def gossip(data, mixing, rounds, absent=lambda t: ()):
-    """Every peer takes a gradient step on its own rows, then takes the weighted mean of its neighbourhood."""
+    """Every peer takes a gradient step on its own rows, then takes the weighted mean of its
+    neighbourhood.
+    """
     theta = np.zeros((data.clients, 4))
     for t in range(rounds):
         here = ~np.isin(np.arange(data.clients), absent(t))
@@ -81,11 +99,17 @@ def test_on_a_ring_it_is_a_step_of_each_and_then_a_mean_of_neighbours(ring):
     state, lines = ring.advance(ring.start(), 7)
     theta = gossip(problem(), topology.ring()(5), 7)
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
-    np.testing.assert_allclose(coefficients(jax.tree.map(lambda leaf: leaf[None], state.server))[0], theta.mean(0), atol=1e-5)
+    np.testing.assert_allclose(
+        coefficients(jax.tree.map(lambda leaf: leaf[None], state.server))[0],
+        theta.mean(0),
+        atol=1e-5,
+    )
     distance = np.sqrt(np.mean(np.sum((theta - theta.mean(0)) ** 2, axis=1)))
     assert lines[-1]["consensus"] == pytest.approx(distance, rel=1e-4)
     parameters = 4 * 32
-    assert lines[-1]["bits_up"] == 10 * (parameters + parameters + 32)  # state, upload and its weight, to two neighbours each
+    assert lines[-1]["bits_up"] == 10 * (
+        parameters + parameters + 32
+    )  # state, upload and its weight, to two neighbours each
 
 
 def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
@@ -97,21 +121,33 @@ def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
         off = np.asarray(rows.x) @ theta[i, :3] + theta[i, 3] - rows.y
         assert errors[i] == pytest.approx(np.mean(off**2), rel=1e-4)
         np.testing.assert_allclose(ring.predict(state, i, rows.x).mean, off + rows.y, atol=1e-4)
-    newcomer = ring.predict(state, 0, data.rows_of(0, "train").x, data=data)  # of other data: it gets the mean
-    np.testing.assert_allclose(newcomer.mean, data.rows_of(0, "train").x @ theta.mean(0)[:3] + theta.mean(0)[3], atol=1e-4)
+    newcomer = ring.predict(
+        state, 0, data.rows_of(0, "train").x, data=data
+    )  # of other data: it gets the mean
+    np.testing.assert_allclose(
+        newcomer.mean, data.rows_of(0, "train").x @ theta.mean(0)[:3] + theta.mean(0)[3], atol=1e-4
+    )
 
 
 def test_networks_that_change_are_used_in_turn():
     changing = topology.erdos_renyi(probability=0.6, rounds=3)
     engine = Peers(averaging(weighting="equal"), problem(), topology=changing, seed=0)
     state, _ = engine.advance(engine.start(), 5)
-    np.testing.assert_allclose(coefficients(state.nodes.state.server), gossip(problem(), changing(5), 5), atol=1e-5)
+    np.testing.assert_allclose(
+        coefficients(state.nodes.state.server), gossip(problem(), changing(5), 5), atol=1e-5
+    )
 
 
 def test_who_is_absent_keeps_its_state_and_comes_back():
     away = np.ones((5, 4), bool)
     away[2, 1:3] = away[0, 2] = False
-    engine = Peers(averaging(weighting="equal"), problem(), topology=topology.ring(), seed=0, cohort=cohort.trace(away))
+    engine = Peers(
+        averaging(weighting="equal"),
+        problem(),
+        topology=topology.ring(),
+        seed=0,
+        cohort=cohort.trace(away),
+    )
     theta = gossip(problem(), topology.ring()(5), 4, absent=lambda t: np.flatnonzero(~away[:, t]))
     state, lines = engine.advance(engine.start(), 4)
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
@@ -128,12 +164,18 @@ def test_the_matrix_of_those_present_keeps_the_mean():
 
 def test_a_ring_of_64_with_a_tenth_absent_comes_together():
     rng = np.random.default_rng(0)
-    data = FederatedData.from_arrays(rng.normal(size=(640, 2)), rng.normal(size=640), np.repeat(np.arange(64), 10))
+    data = FederatedData.from_arrays(
+        rng.normal(size=(640, 2)), rng.normal(size=640), np.repeat(np.arange(64), 10)
+    )
     falling = averaging(weighting="equal", client_optimizer=optax.sgd(0.0))  # nothing but mixing
     engine = Peers(falling, data, topology=topology.ring(), seed=0, cohort=cohort.bernoulli(0.9))
     state = engine.start()
-    apart = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), state.nodes.state.server)
-    state = state._replace(nodes=state.nodes._replace(state=state.nodes.state._replace(server=apart)))
+    apart = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), state.nodes.state.server
+    )
+    state = state._replace(
+        nodes=state.nodes._replace(state=state.nodes.state._replace(server=apart))
+    )
     mean = coefficients(apart).mean(0)
     state, lines = engine.advance(state, 1000)
     distance = np.array([line["consensus"] for line in lines])
@@ -149,14 +191,18 @@ def test_a_checkpoint_goes_on_as_if_there_had_been_none(ring):
     one, other = ring.advance(state, 2)[0], ring.advance(again, 2)[0]
     jax.tree.map(np.testing.assert_array_equal, one.nodes, other.nodes)
     like = jax.tree.map(lambda leaf: (leaf.shape, np.dtype(leaf.dtype)), ring.snapshot_like())
-    assert like == jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), ring.snapshot(one))
+    assert like == jax.tree.map(
+        lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), ring.snapshot(one)
+    )
 
 
 def test_a_peer_whose_numbers_are_not_finite_is_left_out_and_named():
     clients = {f"c{i}": (np.ones((4, 1), np.float32), np.full(4, i, np.float32)) for i in range(4)}
     clients["c2"][0][:] = clients["c2"][1][:] = 1e30
     data = FederatedData.from_clients(clients)
-    engine = Peers(averaging(), data, topology=topology.complete(), seed=0, faults=Faults(dropout=0.01))
+    engine = Peers(
+        averaging(), data, topology=topology.complete(), seed=0, faults=Faults(dropout=0.01)
+    )
     state, lines = engine.advance(engine.start(), 3)
     assert [(line["clients"], line["diverged_id"]) for line in lines] == [(3, 2)] * 3
     assert np.all(np.isfinite(coefficients(state.nodes.state.server)))
@@ -169,7 +215,10 @@ def test_a_peer_whose_numbers_are_not_finite_is_left_out_and_named():
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (lambda: averaging(server_optimizer=optax.adam(0.1)), r"not linear in the sum of the uploads \(.*\), .* SGD"),
+        (
+            lambda: averaging(server_optimizer=optax.adam(0.1)),
+            r"not linear in the sum of the uploads \(.*\), .* SGD",
+        ),
         (lambda: fedem(models.gaussian_mixture(components=2)), "not linear in the sum"),
         (lambda: fedavg_plus(models.linear()), "fine-tunes what a server sends"),
     ],
@@ -180,4 +229,9 @@ def test_methods_that_need_a_server_are_refused(method, message):
 
 
 def test_a_server_with_momentum_is_linear():
-    Peers(averaging(server_optimizer=optax.sgd(0.5, momentum=0.9)), problem(), topology=topology.ring(), seed=0)
+    Peers(
+        averaging(server_optimizer=optax.sgd(0.5, momentum=0.9)),
+        problem(),
+        topology=topology.ring(),
+        seed=0,
+    )

@@ -13,7 +13,7 @@ from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.engines.loop import Loop
 from covey.engines.record import Diverged
-from covey.engines.round import bands_of
+from covey.engines.round import bands_of, bucket_size
 from covey.engines.simulate import Simulation
 
 STEP = optax.sgd(0.05)
@@ -22,7 +22,13 @@ STEP = optax.sgd(0.05)
 def wild(scale: float) -> FederatedData:
     """Client `far` has features so large that any step overflows."""
     rng = np.random.default_rng(0)
-    clients = {str(i): (rng.normal(size=(10, 2)).astype(np.float32), rng.normal(size=10).astype(np.float32)) for i in range(4)}
+    clients = {
+        str(i): (
+            rng.normal(size=(10, 2)).astype(np.float32),
+            rng.normal(size=10).astype(np.float32),
+        )
+        for i in range(4)
+    }
     clients["far"] = (np.full((10, 2), scale, np.float32), np.ones(10, np.float32))
     return FederatedData.from_clients(clients)
 
@@ -38,7 +44,9 @@ def test_a_diverging_client_is_left_out_counted_and_named(engine, make):
     assert [line["clients"] for line in lines] == [4, 4, 4]
     without = engine(method, wild(1e30).subset(np.arange(4)), seed=0)
     other, _ = without.advance(without.start(), 3)
-    np.testing.assert_allclose(flat(with_it.broadcast(state)), flat(without.broadcast(other)), rtol=1e-5)
+    np.testing.assert_allclose(
+        flat(with_it.broadcast(state)), flat(without.broadcast(other)), rtol=1e-5
+    )
     if make is local:  # what it computed is dropped, too
         assert not with_it.snapshot(state).seen[4]
 
@@ -57,11 +65,15 @@ def test_all_clients_diverging_stops_the_run_with_advice(engine):
 
 def test_bits_are_counted_as_sent():
     data = linear_gaussian().data
-    engine = Simulation(fedavg(models.linear(), client_optimizer=STEP), data, seed=0, cohort=cohort.uniform(3))
+    engine = Simulation(
+        fedavg(models.linear(), client_optimizer=STEP), data, seed=0, cohort=cohort.uniform(3)
+    )
     _, lines = engine.advance(engine.start(), 2)
     assert lines[0]["bits_down"] == 3 * 32 * 4
     assert lines[0]["bits_up"] == 3 * 32 * 5
-    faulty = Simulation(fedavg(models.linear(), client_optimizer=STEP), data, seed=0, faults=Faults(0.3, 0.2, 0.3))
+    faulty = Simulation(
+        fedavg(models.linear(), client_optimizer=STEP), data, seed=0, faults=Faults(0.3, 0.2, 0.3)
+    )
     _, lines = faulty.advance(faulty.start(), 20)
     assert sum(line["lost"] for line in lines) > 0
     assert sum(line["late"] for line in lines) > 0
@@ -94,7 +106,9 @@ def test_states_on_disk_give_the_run_of_states_in_memory(tmp_path):
     method = local(models.linear(), client_optimizer=STEP, batch_size=8)
 
     def engine(**options):
-        return Simulation(method, data, seed=0, cohort=cohort.uniform(60), storage="host", **options)
+        return Simulation(
+            method, data, seed=0, cohort=cohort.uniform(60), storage="host", **options
+        )
 
     memory, disk = engine(), engine(node_directory=tmp_path / "nodes")
     expected, lines = memory.advance(memory.start(), 6)
@@ -112,7 +126,13 @@ def test_states_on_disk_give_the_run_of_states_in_memory(tmp_path):
 
 def test_states_on_disk_need_rows_on_the_host(tmp_path):
     with pytest.raises(ValueError, match="storage='host'"):
-        Simulation(fedavg(models.linear()), linear_gaussian().data, seed=0, storage="device", node_directory=tmp_path)
+        Simulation(
+            fedavg(models.linear()),
+            linear_gaussian().data,
+            seed=0,
+            storage="device",
+            node_directory=tmp_path,
+        )
 
 
 def test_evaluation_needs_rows():
@@ -123,4 +143,6 @@ def test_evaluation_needs_rows():
 
 def test_a_cohort_larger_than_the_population():
     with pytest.raises(ValueError, match="6 clients was asked for, but the data have 5"):
-        Simulation(fedavg(models.linear()), linear_gaussian().data, seed=0, cohort=cohort.uniform(6))
+        Simulation(
+            fedavg(models.linear()), linear_gaussian().data, seed=0, cohort=cohort.uniform(6)
+        )

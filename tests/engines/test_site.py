@@ -84,7 +84,9 @@ def test_a_first_upload_that_was_lost_leaves_no_node(site):
     send(site, 0, NEVER)
     site.settle(NEVER)
     assert site.node is None
-    assert float(site.state(1, jnp.float32(0))) == -1  # adapted, as for a client that never took part
+    assert (
+        float(site.state(1, jnp.float32(0))) == -1
+    )  # adapted, as for a client that never took part
 
 
 def test_broken_and_misdirected_messages_are_refused_and_named(site):
@@ -105,7 +107,10 @@ def test_broken_and_misdirected_messages_are_refused_and_named(site):
 def test_a_forged_payload_is_left_out_and_its_client_named():
     """Level 7 of 5, with a right checksum, from a site that calls its numbers finite."""
     engine = Loop(counting(), linear_gaussian().data, seed=0, channel=dithering(levels=5))
-    site, like = engine.sites[3], Answer(engine.shapes.payload, engine.shapes.client_info, np.bool_(True))
+    site, like = (
+        engine.sites[3],
+        Answer(engine.shapes.payload, engine.shapes.client_info, np.bool_(True)),
+    )
 
     def forge(message):
         reply = type(site).receive(site, message)
@@ -117,5 +122,9 @@ def test_a_forged_payload_is_left_out_and_its_client_named():
     site.receive = forge
     state = LoopState(0, jnp.zeros(()))
     state, lines = engine.advance(state, 1)
-    assert (lines[0]["clients"], lines[0]["diverged"], lines[0]["diverged_id"]) == (4, 1, site.client_id)
+    assert (lines[0]["clients"], lines[0]["diverged"], lines[0]["diverged_id"]) == (
+        4,
+        1,
+        site.client_id,
+    )
     assert float(state.server) == 4.0

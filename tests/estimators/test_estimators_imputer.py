@@ -1,4 +1,6 @@
-"""The imputer against a plain fit of the pooled cells, the truth of made data, and a bootstrap written out."""
+"""The imputer against a plain fit of the pooled cells, the truth of made data, and a bootstrap
+written out.
+"""
 
 import functools
 
@@ -23,7 +25,9 @@ def _double_precision():
 
 @functools.cache
 def made(family="gaussian", seed=0, cells=40, shared=0.5):
-    """Observers see cells at random, each with an error of its own that all its cells share. Returns data and expectations."""
+    """Observers see cells at random, each with an error of its own that all its cells share.
+    Returns data and expectations.
+    """
     rng = np.random.default_rng(seed)
     theta = 1 + 0.5 * rng.normal(size=(J, 1)) + 0.3 * rng.normal(size=L)
     theta += 0.8 * np.outer(rng.normal(size=J), np.sin(np.arange(L) / 2))
@@ -33,7 +37,9 @@ def made(family="gaussian", seed=0, cells=40, shared=0.5):
     seen = theta[tuple(x.T)] + shared * rng.normal(size=OBSERVERS)[who]
     if family == "gaussian":
         return FederatedData.from_arrays(x, seen + rng.normal(size=len(who)), who), theta
-    return FederatedData.from_arrays(x, rng.poisson(np.exp(seen - shared**2 / 2)), who), np.exp(theta)
+    return FederatedData.from_arrays(x, rng.poisson(np.exp(seen - shared**2 / 2)), who), np.exp(
+        theta
+    )
 
 
 def pooled_fit(data, offset, ridge, effect_ridge, start, weights=None):
@@ -49,18 +55,37 @@ def pooled_fit(data, offset, ridge, effect_ridge, start, weights=None):
         slope_u, slope_v = penalties * u, penalties * v
         np.add.at(slope_u, j, off[:, None] * np.stack([np.ones(len(y)), v[k, 1]], 1))
         np.add.at(slope_v, k, off[:, None] * np.stack([np.ones(len(y)), u[j, 1]], 1))
-        value = np.sum(w * (np.exp(theta) - y * theta)) + 0.5 * np.sum(penalties * u**2) + 0.5 * np.sum(penalties * v**2)
+        value = (
+            np.sum(w * (np.exp(theta) - y * theta))
+            + 0.5 * np.sum(penalties * u**2)
+            + 0.5 * np.sum(penalties * v**2)
+        )
         return value, np.concatenate([slope_u.ravel(), slope_v.ravel()])
 
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-8}).x
+    found = minimize(
+        loss,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-8},
+    ).x
     u, v = found[: 2 * J].reshape(J, 2), found[2 * J :].reshape(L, 2)
     return np.exp(offset + u[:, :1] + v[:, 0] + np.outer(u[:, 1], v[:, 1]))
 
 
 @functools.cache
 def poisson_fit():
-    """A shift from row to column effects changes nothing but the penalty, and so dies out slowly: hence so many rounds."""
-    options = {"family": "poisson", "ridge": 2.0, "tol": 0.0, "rounds": 1000, "replicas": 2, "replica_rounds": 500}
+    """A shift from row to column effects changes nothing but the penalty, and so dies out slowly:
+    hence so many rounds.
+    """
+    options = {
+        "family": "poisson",
+        "ridge": 2.0,
+        "tol": 0.0,
+        "rounds": 1000,
+        "replicas": 2,
+        "replica_rounds": 500,
+    }
     return FederatedImputer(1, seed=4, **options).fit(made("poisson")[0])
 
 
@@ -74,7 +99,9 @@ def test_fit_and_replicas_are_those_of_the_pooled_cells():
     np.testing.assert_allclose(imputer.transform(), pooled, rtol=2e-3)
     weights = np.random.default_rng(4).exponential(size=(2, OBSERVERS))
     weights *= OBSERVERS / weights.sum(1, keepdims=True)
-    replicas = np.stack([pooled_fit(data, imputer.offset_, 2.0, 0.3, start, each) for each in weights])
+    replicas = np.stack(
+        [pooled_fit(data, imputer.offset_, 2.0, 0.3, start, each) for each in weights]
+    )
     low, high = imputer.interval(0.8)
     np.testing.assert_allclose(low, np.quantile(replicas, 0.1, axis=0), rtol=1e-2)
     np.testing.assert_allclose(high, np.quantile(replicas, 0.9, axis=0), rtol=1e-2)
@@ -91,7 +118,9 @@ def test_what_a_fit_says_of_cells():
     x, y = np.asarray(data.rows.x), np.asarray(data.rows.y, float)
     mean = imputer.transform()
     np.testing.assert_allclose(imputer.predict(x[:9]), mean[tuple(x[:9].T)], rtol=1e-6)
-    assert imputer.score(data, "train") == pytest.approx(poisson.logpmf(y, mean[tuple(x.T)]).mean(), rel=1e-6)
+    assert imputer.score(data, "train") == pytest.approx(
+        poisson.logpmf(y, mean[tuple(x.T)]).mean(), rel=1e-6
+    )
     kept = imputer.transform(data)
     here = np.all(x == x[5], axis=1)
     assert kept[tuple(x[5])] == pytest.approx(y[here].mean())
@@ -106,9 +135,13 @@ def test_what_a_fit_says_of_cells():
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, "auto"])
 def test_the_fit_is_chosen_by_validation_cells_and_the_bands_cover(rank):
-    """Gaussian cells of rank one and effects. Expectations have J + L - 1 free numbers an effect and a factor: about 110."""
+    """Gaussian cells of rank one and effects. Expectations have J + L - 1 free numbers an effect
+    and a factor: about 110.
+    """
     data, truth = made()
-    imputer = FederatedImputer(rank, seed=1, replicas=100).fit(data.split(validation=0.2, test=0.0, seed=0))
+    imputer = FederatedImputer(rank, seed=1, replicas=100).fit(
+        data.split(validation=0.2, test=0.0, seed=0)
+    )
     table = imputer.selection_
     best = table.loc[table.validation_loss.idxmin()]
     assert (imputer.rank_, imputer.ridge_) == (best["rank"], best.ridge)
@@ -119,18 +152,23 @@ def test_the_fit_is_chosen_by_validation_cells_and_the_bands_cover(rank):
     assert np.sqrt(np.mean((imputer.transform() - truth) ** 2)) < 0.4 * truth.std()
     low, high = imputer.interval(0.9)
     covered = np.mean((low <= truth) & (truth <= high))
-    # Each number has standard error sqrt(0.9 x 0.1 / 110) = 0.03; a ridge that was chosen draws some in.
+    # Each number has standard error sqrt(0.9 x 0.1 / 110) = 0.03; a ridge that was chosen draws
+    # some in.
     assert 0.9 - 4 * 0.03 - 0.05 < covered < 0.9 + 3 * 0.03
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resampling", ["exponential", "multinomial"])
 def test_trends_are_covered_as_often_as_they_should_be(resampling):
-    """The 16 totals of a data set are correlated by the observers' errors: they count as 4, eight times over."""
+    """The 16 totals of a data set are correlated by the observers' errors: they count as 4, eight
+    times over.
+    """
     covered = []
     for seed in range(8):
         data, truth = made("gaussian", seed=seed)
-        imputer = FederatedImputer(1, seed=1, ridge=1.0, replicas=100, resampling=resampling).fit(data)
+        imputer = FederatedImputer(1, seed=1, ridge=1.0, replicas=100, resampling=resampling).fit(
+            data
+        )
         trend, total = imputer.trend(0.9), truth.sum(0)
         covered.append(np.mean((trend.low <= total) & (total <= trend.high)))
     assert abs(np.mean(covered) - 0.9) < 3 * np.sqrt(0.09 / 32)
@@ -144,7 +182,11 @@ def presence():
     x = np.stack([rng.integers(0, 10, 600), rng.integers(0, 6, 600)], axis=1)
     y = rng.random(600) < chance[x[:, 1]]
     data = FederatedData.from_arrays(x, y, rng.integers(0, 8, 600), classes=2)
-    return data, chance, FederatedImputer(0, seed=0, family="bernoulli", ridge=1.0, shape=(11, 6)).fit(data)
+    return (
+        data,
+        chance,
+        FederatedImputer(0, seed=0, family="bernoulli", ridge=1.0, shape=(11, 6)).fit(data),
+    )
 
 
 def test_labels_and_a_site_that_nobody_saw():
@@ -158,16 +200,26 @@ def test_labels_and_a_site_that_nobody_saw():
 @pytest.mark.parametrize(
     ("cell", "value", "message"),
     [
-        ((40, 3), 1.0, r"client '7' has the value 1 for the cell \(40, 3\).* in a matrix of 40 x 16"),
+        (
+            (40, 3),
+            1.0,
+            r"client '7' has the value 1 for the cell \(40, 3\).* in a matrix of 40 x 16",
+        ),
         ((0, -1), 1.0, r"client '7' has the value 1 for the cell \(0, -1\)"),
-        ((4, 3), -2.0, r"client '7' has the value -2 for the cell \(4, 3\); a poisson value is a whole number of at least 0"),
+        (
+            (4, 3),
+            -2.0,
+            r"client '7' has the value -2 for the cell \(4, 3\); a poisson value is a whole number of at least 0",
+        ),
         ((4, 3), 0.5, r"client '7' has the value 0.5 for the cell \(4, 3\)"),
     ],
 )
 def test_what_is_no_observation_is_refused_by_name(cell, value, message):
     good = made("poisson")[0]
     who = np.repeat(good.ids, good.counts("train"))
-    data = FederatedData.from_arrays(np.append(good.rows.x, [cell], 0), np.append(good.rows.y, value), np.append(who, 7))
+    data = FederatedData.from_arrays(
+        np.append(good.rows.x, [cell], 0), np.append(good.rows.y, value), np.append(who, 7)
+    )
     with pytest.raises(ValueError, match=message):
         FederatedImputer(1, seed=0, family="poisson", ridge=1.0, shape=(J, L)).fit(data)
     with pytest.raises(ValueError, match=message):
@@ -179,8 +231,14 @@ def test_what_is_no_observation_is_refused_by_name(cell, value, message):
     [
         ({}, 'rank or ridge "auto" is chosen by validation cells, and there are none'),
         ({"rank": 1, "ridge": 1.0, "rounds": 0}, "rounds and replica_rounds must be at least 1"),
-        ({"rank": 1, "ridge": 1.0, "family": "normal"}, "family must be one of gaussian, bernoulli, poisson, got 'normal'"),
-        ({"rank": 1, "ridge": 1.0, "resampling": "jackknife"}, "resampling must be 'exponential' or 'multinomial'"),
+        (
+            {"rank": 1, "ridge": 1.0, "family": "normal"},
+            "family must be one of gaussian, bernoulli, poisson, got 'normal'",
+        ),
+        (
+            {"rank": 1, "ridge": 1.0, "resampling": "jackknife"},
+            "resampling must be 'exponential' or 'multinomial'",
+        ),
         ({"rank": 0, "ridge": 1.0, "effect_ridge": None}, "rank must be from 1 to 16"),
     ],
 )
@@ -204,4 +262,6 @@ def test_what_needs_replicas_or_other_rows_says_so():
     with pytest.raises(ValueError, match="level must be between 0 and 1, got 90"):
         poisson_fit().trend(90.0)
     with pytest.raises(ValueError, match="two features, the row and the column"):
-        FederatedImputer(0, seed=0, ridge=1.0).fit(FederatedData.from_arrays(np.zeros((4, 3)), np.zeros(4), [0, 0, 1, 1]))
+        FederatedImputer(0, seed=0, ridge=1.0).fit(
+            FederatedData.from_arrays(np.zeros((4, 3)), np.zeros(4), [0, 0, 1, 1])
+        )

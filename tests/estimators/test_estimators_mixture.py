@@ -1,4 +1,6 @@
-"""The federated mixture against scikit-learn's from the same start, and recovery of made components."""
+"""The federated mixture against scikit-learn's from the same start, and recovery of made
+components.
+"""
 
 import jax
 import numpy as np
@@ -18,7 +20,11 @@ START = MEANS + np.array([[0.7, -0.5], [-0.6, 0.4], [-0.9, 0.8]])
 WEIGHTS = np.array([0.2, 0.3, 0.5])
 COVARIANCE = np.array([[1.5, 0.2], [0.2, 0.9]])
 PRECISION = np.linalg.inv(COVARIANCE)
-PRECISIONS = {"tied": PRECISION, "full": np.stack([PRECISION] * 3), "diag": np.stack([1 / np.diag(COVARIANCE)] * 3)}
+PRECISIONS = {
+    "tied": PRECISION,
+    "full": np.stack([PRECISION] * 3),
+    "diag": np.stack([1 / np.diag(COVARIANCE)] * 3),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +34,9 @@ def _double_precision():
 
 
 def mixture_data(sizes=(90, 200, 60, 150), seed=0, spread=1.0):
-    """Clients that differ: each draws mostly from a component of its own. The outcome of a row is its component."""
+    """Clients that differ: each draws mostly from a component of its own. The outcome of a row is
+    its component.
+    """
     rng = np.random.default_rng(seed)
     clients = {}
     for number, rows in enumerate(sizes):
@@ -56,7 +64,13 @@ def test_it_is_scikit_learns_mixture_from_the_same_start(kind, options):
     data = mixture_data(spread=2.0)
     same = {"rounds": 200, "ridge": 0.0} | options
     ours = FederatedGaussianMixture(
-        3, seed=0, covariance_type=kind, init=START, weights_init=WEIGHTS, covariance_init=COVARIANCE, **same
+        3,
+        seed=0,
+        covariance_type=kind,
+        init=START,
+        weights_init=WEIGHTS,
+        covariance_init=COVARIANCE,
+        **same,
     ).fit(data)
     oracle = Oracle(
         3, covariance_type=kind, max_iter=same["rounds"], tol=same.get("tol", 1e-3), reg_covar=same["ridge"], means_init=START,
@@ -87,16 +101,28 @@ def matched(mixture):
     [
         {},
         pytest.param({"init": "random", "covariance_type": "diag"}, marks=pytest.mark.slow),
-        pytest.param({"covariance_type": "known", "covariance_init": 0.7 * np.eye(2)}, marks=pytest.mark.slow),
         pytest.param(
-            {"cohort": cohort.bernoulli(0.7), "channel": dithering(levels=7), "tol": 1e-6, "rounds": 200}, marks=pytest.mark.slow
+            {"covariance_type": "known", "covariance_init": 0.7 * np.eye(2)}, marks=pytest.mark.slow
         ),
-        pytest.param({"batch_size": 20, "tol": 0.0, "decay": 0.3, "step_size": 0.5}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "cohort": cohort.bernoulli(0.7),
+                "channel": dithering(levels=7),
+                "tol": 1e-6,
+                "rounds": 200,
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"batch_size": 20, "tol": 0.0, "decay": 0.3, "step_size": 0.5}, marks=pytest.mark.slow
+        ),
     ],
     ids=["kmeans++", "random", "known", "lossy", "minibatch"],
 )
 def test_made_components_are_found(options):
-    """Each mean within four standard errors (they are at most one component's spread, over its rows) and a little for noise."""
+    """Each mean within four standard errors (they are at most one component's spread, over its
+    rows) and a little for noise.
+    """
     data = mixture_data()
     mixture = FederatedGaussianMixture(3, **({"seed": 3} | options)).fit(data)
     order = matched(mixture)
@@ -116,16 +142,23 @@ def test_made_components_are_found(options):
 def test_a_round_without_clients_is_no_convergence():
     data = mixture_data()
     sometimes = cohort.trace(np.array([[False, True, False]] * data.clients))
-    mixture = FederatedGaussianMixture(3, seed=0, cohort=sometimes, step_size=1.0, tol=1e-3, rounds=40, init=START).fit(data)
+    mixture = FederatedGaussianMixture(
+        3, seed=0, cohort=sometimes, step_size=1.0, tol=1e-3, rounds=40, init=START
+    ).fit(data)
     assert mixture.converged_
-    assert np.all(np.abs(np.diff(mixture.history_.lower_bound[1:-1:3])) > 1e-3)  # every round with clients but the last
+    assert np.all(
+        np.abs(np.diff(mixture.history_.lower_bound[1:-1:3])) > 1e-3
+    )  # every round with clients but the last
     assert mixture.n_iter_ > 6
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"covariance_type": "spherical"}, "covariance_type must be one of full, tied, diag, known, got 'spherical'"),
+        (
+            {"covariance_type": "spherical"},
+            "covariance_type must be one of full, tied, diag, known, got 'spherical'",
+        ),
         ({"init": "kmeans"}, r"init must be 'kmeans\+\+', 'random' or an array"),
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"init": START[:2]}, r"means must have the shape \(3, 2\)"),
@@ -147,7 +180,9 @@ def test_bad_rows():
     data = mixture_data()
     gaps = np.array(data.rows.x)
     gaps[4, 1] = np.nan
-    missing = FederatedData.from_arrays(gaps, data.rows.y, np.zeros(len(gaps), int), classes=3, allow_missing=True)
+    missing = FederatedData.from_arrays(
+        gaps, data.rows.y, np.zeros(len(gaps), int), classes=3, allow_missing=True
+    )
     with pytest.raises(ValueError, match="missing features"):
         FederatedGaussianMixture(3, seed=0).fit(missing)
     with pytest.raises(ValueError, match="not fitted yet"):

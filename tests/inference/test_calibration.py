@@ -19,7 +19,9 @@ TIMID = [(0.85, 1), (0.95, 1), (0.50, 1), (0.30, 0)]
 def binned(rows, mask=None):
     confidence, correct = (np.array(column) for column in zip(*rows, strict=True))
     keep = np.ones(len(rows), bool) if mask is None else mask
-    return Calibration.of(jnp.asarray(confidence), jnp.asarray(correct, bool), jnp.asarray(keep), bins=5)
+    return Calibration.of(
+        jnp.asarray(confidence), jnp.asarray(correct, bool), jnp.asarray(keep), bins=5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,8 @@ def stacked():
 @pytest.fixture(scope="module")
 def evaluation(stacked):
     data = FederatedData.from_clients(
-        {name: (np.zeros((4, 1)), np.zeros(4, int)) for name in ("sure", "timid", "empty")}, classes=2
+        {name: (np.zeros((4, 1)), np.zeros(4, int)) for name in ("sure", "timid", "empty")},
+        classes=2,
     )
     return Evaluation(1, "test", data, {"nll": Mean(jnp.ones(3), jnp.ones(3)), "ece": stacked})
 
@@ -46,20 +49,26 @@ def test_a_clients_table_is_what_one_counts_by_hand(evaluation):
             "count": [0, 0, 1, 0, 3],
         }
     )
-    pd.testing.assert_frame_equal(evaluation.reliability("sure"), expected, check_exact=False, rtol=1e-6)
+    pd.testing.assert_frame_equal(
+        evaluation.reliability("sure"), expected, check_exact=False, rtol=1e-6
+    )
 
 
 def test_the_pooled_table_has_all_rows(evaluation):
     table = evaluation.reliability()
     np.testing.assert_allclose(
-        table["confidence"], [np.nan, 0.3, 0.525, np.nan, (0.95 + 0.85 + 0.9 + 0.85 + 0.95) / 5], rtol=1e-6
+        table["confidence"],
+        [np.nan, 0.3, 0.525, np.nan, (0.95 + 0.85 + 0.9 + 0.85 + 0.95) / 5],
+        rtol=1e-6,
     )
     np.testing.assert_allclose(table["accuracy"], [np.nan, 0, 1, np.nan, 3 / 5])
     assert table["count"].tolist() == [0, 1, 2, 0, 5]
 
 
 def test_errors_pooled_and_by_client(evaluation, stacked):
-    """Of a row: the gap of its bin. Too sure and too timid cancel in the pool, not in the mean of clients."""
+    """Of a row: the gap of its bin. Too sure and too timid cancel in the pool, not in the mean of
+    clients.
+    """
     found = evaluation.calibration_errors
     sure = (1 * 0.45 + 3 * (0.9 - 1 / 3)) / 4
     timid = (1 * 0.3 + 1 * 0.5 + 2 * 0.1) / 4

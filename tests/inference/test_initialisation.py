@@ -27,15 +27,24 @@ def test_the_start_spans_the_leading_eigenvectors():
 def test_the_start_finds_the_features_of_many_rows_and_a_fit_begins_there():
     data, truth = shared_features(1, clients=400, few=50, many=50)
     start = spectral_start(data, effects=2)
-    # The sine is the norm of the 18 by 2 block of noise over the gap 2 of the eigenvalues; an entry has E[y^4] = 24 as variance.
+    # The sine is the norm of the 18 by 2 block of noise over the gap 2 of the eigenvalues; an entry
+    # has E[y^4] = 24 as variance.
     assert sine(start, truth.phi) < 2 * np.sqrt(24 / 20_000) * (np.sqrt(18) + np.sqrt(2)) / 2
-    engine = Simulation(fedpop(models.linear_map(effects=2, start=start), step_size=0.01), data, seed=0)
+    engine = Simulation(
+        fedpop(models.linear_map(effects=2, start=start), step_size=0.01), data, seed=0
+    )
     np.testing.assert_allclose(engine.start().server.theta.phi, start, rtol=1e-6)
 
 
 def test_bad_starts():
     data, _ = shared_features(0, clients=3, dimensions=4)
-    with pytest.raises(ValueError, match="effects must be 1 to 4, the columns of these rows, got 5"):
+    with pytest.raises(
+        ValueError, match="effects must be 1 to 4, the columns of these rows, got 5"
+    ):
         spectral_start(data, effects=5)
     with pytest.raises(ValueError, match=r"start must have shape \(4, 2\), got \(4, 3\)"):
-        Simulation(fedpop(models.linear_map(effects=2, start=np.ones((4, 3))), step_size=0.01), data, seed=0)
+        Simulation(
+            fedpop(models.linear_map(effects=2, start=np.ones((4, 3))), step_size=0.01),
+            data,
+            seed=0,
+        )

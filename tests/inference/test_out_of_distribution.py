@@ -18,7 +18,9 @@ LABELS = Categorical(jnp.log(jnp.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0], [1 / 3
 def test_entropy_of_labels_is_exact():
     expected = [-(0.7 * np.log(0.7) + 0.2 * np.log(0.2) + 0.1 * np.log(0.1)), 0.0, np.log(3)]
     np.testing.assert_allclose(entropy(LABELS), expected, rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(max_probability_score(LABELS), [0.3, 0.0, 2 / 3], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(
+        max_probability_score(LABELS), [0.3, 0.0, 2 / 3], rtol=1e-6, atol=1e-7
+    )
 
 
 def test_entropy_of_a_number():

@@ -29,7 +29,11 @@ def test_a_line_stays_and_series_are_smoothed_side_by_side():
 
 @pytest.mark.parametrize(
     ("x", "span", "message"),
-    [(X, 0.3, "at least 4 of the 10 points, got 0.3"), (X, 1.5, "at most 1"), (np.repeat([0.0, 1.0], 5), 0.5, "the same x")],
+    [
+        (X, 0.3, "at least 4 of the 10 points, got 0.3"),
+        (X, 1.5, "at most 1"),
+        (np.repeat([0.0, 1.0], 5), 0.5, "the same x"),
+    ],
 )
 def test_bad_options(x, span, message):
     with pytest.raises(ValueError, match=message):

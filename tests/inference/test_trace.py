@@ -20,8 +20,17 @@ DRAWS, CHAINS = 500, 4
 
 @pytest.fixture(scope="module")
 def done():
-    """Some took part and remember something of their own; the posterior of each is N(memory, 1) in three dimensions."""
-    return run(remembering(), linear_gaussian().data, rounds=2, seed=3, cohort=cohort.uniform(3), progress=False)
+    """Some took part and remember something of their own; the posterior of each is N(memory, 1) in
+    three dimensions.
+    """
+    return run(
+        remembering(),
+        linear_gaussian().data,
+        rounds=2,
+        seed=3,
+        cohort=cohort.uniform(3),
+        progress=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +56,15 @@ def test_a_trace_holds_each_clients_draws_under_its_name(done, tree):
     expected = {"method": "remembering", "round": 2, "seed": 3}
     assert {key: posterior.attrs[key] for key in expected} == expected
     assert re.match(r"\d+\.\d+", posterior.attrs["covey_version"])
-    for client in ("site4", "site1"):  # of different sizes, and so drawn in another order than asked for
+    for client in (
+        "site4",
+        "site1",
+    ):  # of different sizes, and so drawn in another order than asked for
         ours = posterior["parameters"].sel(client=client, chain=2).values
         np.testing.assert_allclose(ours, done.posterior.draws(client, DRAWS, chain=2), rtol=1e-6)
-    assert np.all(posterior["parameters"].isel(chain=0).values != posterior["parameters"].isel(chain=1).values)
+    assert np.all(
+        posterior["parameters"].isel(chain=0).values != posterior["parameters"].isel(chain=1).values
+    )
     assert set(np.asarray(done._state.seen)) == {True, False}
     nodes = np.asarray(done._state.nodes.state)
     for client in np.flatnonzero(done._state.seen):
@@ -62,7 +76,9 @@ def test_one_client_has_no_dimension_of_its_own_and_an_order_is_kept(done, tree)
     alone = done.posterior.trace("site3", draws=DRAWS)["posterior"]
     assert alone["parameters"].shape == (CHAINS, DRAWS, 3)
     assert alone.attrs["client"] == "site3"
-    np.testing.assert_allclose(alone["parameters"], tree["posterior"]["parameters"].sel(client="site3"), rtol=1e-6)
+    np.testing.assert_allclose(
+        alone["parameters"], tree["posterior"]["parameters"].sel(client="site3"), rtol=1e-6
+    )
     two = done.posterior.trace([3, "site0"], draws=DRAWS)["posterior"]
     assert two["client"].values.tolist() == ["site3", "site0"]
     np.testing.assert_allclose(two["parameters"][:, :, 0], alone["parameters"], rtol=1e-6)
@@ -73,21 +89,40 @@ def test_clients_never_seen_have_traces_too(done):
     found = done.posterior.trace(draws=8, chains=2, data=other)["posterior"]
     assert found["client"].values.tolist() == ["site0", "site1"]
     np.testing.assert_allclose(
-        found["parameters"].sel(client="site1", chain=1), done.posterior.draws("site1", 8, chain=1, data=other), rtol=1e-6
+        found["parameters"].sel(client="site1", chain=1),
+        done.posterior.draws("site1", 8, chain=1, data=other),
+        rtol=1e-6,
     )
 
 
 def test_the_summary_is_that_of_the_law(done, tree):
     """N(memory, 1): the errors of 2,000 independent draws are known."""
     table = done.posterior.summary(["site2", "site0"], draws=DRAWS, probability=0.8)
-    assert list(table.columns) == ["mean", "sd", "lower_80", "upper_80", "ess_bulk", "ess_tail", "r_hat", "mcse_mean"]
-    assert table.index.tolist()[:4] == [("site2", f"parameters[{k}]") for k in range(3)] + [("site0", "parameters[0]")]
+    assert list(table.columns) == [
+        "mean",
+        "sd",
+        "lower_80",
+        "upper_80",
+        "ess_bulk",
+        "ess_tail",
+        "r_hat",
+        "mcse_mean",
+    ]
+    assert table.index.tolist()[:4] == [("site2", f"parameters[{k}]") for k in range(3)] + [
+        ("site0", "parameters[0]")
+    ]
     values = tree["posterior"]["parameters"].sel(client=["site2", "site0"]).values.astype(float)
     by_line = values.reshape(CHAINS * DRAWS, -1)
     np.testing.assert_allclose(table["mean"], by_line.mean(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(table[["lower_80", "upper_80"]].T, np.quantile(by_line, [0.1, 0.9], axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        table[["lower_80", "upper_80"]].T,
+        np.quantile(by_line, [0.1, 0.9], axis=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     width = table["upper_80"] - table["lower_80"]
-    # A tenth and a nine-tenth quantile of a normal have the variance p (1 - p) / (n density^2), density 0.1755.
+    # A tenth and a nine-tenth quantile of a normal have the variance p (1 - p) / (n density^2),
+    # density 0.1755.
     assert np.all(np.abs(width - 2 * 1.28155) < 4 * np.sqrt(2 * 0.1 * 0.9 / 2000) / 0.1755)
     assert table["r_hat"].max() < 1.02
     assert table["ess_bulk"].min() > 1500
@@ -103,32 +138,50 @@ def test_named_and_nested_draws_are_named_by_their_path():
     assert table.loc["b"].index.tolist() == ["intercept", "own.slopes[0]", "own.slopes[1]"]
     np.testing.assert_allclose(table.loc[("b", "own.slopes[1]"), "mean"], chains(2)[1].mean() + 5)
     matrix = as_tree(np.zeros((1, 2, 4, 2, 2)) + np.arange(4.0).reshape(2, 2), None, {}, {})
-    assert summarise(matrix)["mean"].to_dict() == {f"parameters[{i}, {j}]": 2 * i + j for i in (0, 1) for j in (0, 1)}
+    assert summarise(matrix)["mean"].to_dict() == {
+        f"parameters[{i}, {j}]": 2 * i + j for i in (0, 1) for j in (0, 1)
+    }
 
 
 def test_labels_become_coordinates():
     draws = {"intercept": chains(0), "own": {"slopes": np.stack([chains(1), chains(2) + 5], -1)}}
-    axes = {"own.slopes": Axis("slope", ("age", "dose")), "weights": Axis("column", ("not", "drawn"))}
+    axes = {
+        "own.slopes": Axis("slope", ("age", "dose")),
+        "weights": Axis("column", ("not", "drawn")),
+    }
     tree = as_tree(draws, ["a", "b"], {}, axes)
     slopes = tree["posterior"]["own.slopes"]
     assert slopes.dims == ("chain", "draw", "client", "slope")
     np.testing.assert_array_equal(slopes.sel(client="b", slope="dose"), chains(2)[1] + 5)
-    assert summarise(tree).loc["b"].index.tolist() == ["intercept", "own.slopes[age]", "own.slopes[dose]"]
+    assert summarise(tree).loc["b"].index.tolist() == [
+        "intercept",
+        "own.slopes[age]",
+        "own.slopes[dose]",
+    ]
     by_class = np.zeros((1, 2, 4, 2, 3)) + np.arange(6.0).reshape(2, 3)
-    table = summarise(as_tree({"weight": by_class}, None, {}, {"weight": Axis("column", ("age", "dose"))}))
-    assert table["mean"].to_dict() == {f"weight[{n}, {k}]": 3 * i + k for i, n in enumerate(("age", "dose")) for k in range(3)}
+    table = summarise(
+        as_tree({"weight": by_class}, None, {}, {"weight": Axis("column", ("age", "dose"))})
+    )
+    assert table["mean"].to_dict() == {
+        f"weight[{n}, {k}]": 3 * i + k for i, n in enumerate(("age", "dose")) for k in range(3)
+    }
 
 
 def test_autocorrelation_costs_effective_draws():
     """A chain x' = r x + e has n (1 - r) / (1 + r) effective draws."""
-    table = summarise(as_tree({"x": chains(0, shape=(3, 4, 4000), memory=0.6)}, list("abc"), {}, {}))
+    table = summarise(
+        as_tree({"x": chains(0, shape=(3, 4, 4000), memory=0.6)}, list("abc"), {}, {})
+    )
     np.testing.assert_allclose(table["ess_bulk"], 16000 * 0.4 / 1.6, rtol=0.15)
 
 
 @pytest.mark.parametrize(
     ("draws", "told"),
     [
-        (chains(0, offset=0.5), r"2 of 2 parameters are poor, the first of a x \(R-hat up to 1\.[1-9].*more rounds"),
+        (
+            chains(0, offset=0.5),
+            r"2 of 2 parameters are poor, the first of a x \(R-hat up to 1\.[1-9].*more rounds",
+        ),
         (chains(0, shape=(2, 4, 100), memory=0.95), r"effective draws down to \d\d?\)"),
         (np.where(np.arange(2)[:, None, None] == 0, np.nan, chains(0)), "1 of 2 parameters"),
     ],
@@ -144,9 +197,16 @@ def test_a_number_that_never_changes_is_not_poor():
 
 
 def test_draws_come_back_from_netcdf(tmp_path):
-    tree = as_tree({"x": chains(0).astype(np.float32)}, ["Zürich", "Genève"], {"seed": 2**40, "method": "m"}, {})
+    tree = as_tree(
+        {"x": chains(0).astype(np.float32)},
+        ["Zürich", "Genève"],
+        {"seed": 2**40, "method": "m"},
+        {},
+    )
     (tmp_path / "posterior.nc").write_bytes(netcdf(tree))
-    back = arviz_base.convert_to_datatree(xarray.load_dataset(tmp_path / "posterior.nc"))["posterior"]
+    back = arviz_base.convert_to_datatree(xarray.load_dataset(tmp_path / "posterior.nc"))[
+        "posterior"
+    ]
     np.testing.assert_array_equal(back["x"], tree["posterior"]["x"])
     assert back["client"].values.tolist() == ["Zürich", "Genève"]
     assert back.attrs["seed"] == str(2**40)
@@ -169,13 +229,18 @@ def test_what_makes_no_sense_is_refused(done, arguments, told):
 
 
 def test_many_clients_are_drawn_together(done, tree, monkeypatch):
-    """A call a chunk, of three clients here, and not a call a client and chain: calls are what makes many clients slow."""
+    """A call a chunk, of three clients here, and not a call a client and chain: calls are what
+    makes many clients slow.
+    """
     evaluation, asked = done._engine.evaluation, []
     drawn = evaluation._drawn
     monkeypatch.setattr(evaluation, "_drawn", lambda root, t, down, ids, *rest, **options: (
         asked.append(len(ids)), drawn(root, t, down, ids, *rest, **options)
     )[1])  # fmt: skip
-    xarray.testing.assert_equal(done.posterior.trace(draws=DRAWS)["posterior"]["parameters"], tree["posterior"]["parameters"])
+    xarray.testing.assert_equal(
+        done.posterior.trace(draws=DRAWS)["posterior"]["parameters"],
+        tree["posterior"]["parameters"],
+    )
     seen = np.asarray(done._state.seen)
     assert asked == [3] * (-(-seen.sum() // 3) + -(-(~seen).sum() // 3))
 
@@ -183,8 +248,14 @@ def test_many_clients_are_drawn_together(done, tree, monkeypatch):
 def test_clients_with_other_columns_have_no_draws(done):
     data = done.data
     names = tuple(f"column{place}" for place in range(data.rows.x.shape[1]))
-    named, turned = (replace(data, spec=data.spec._replace(features=features)) for features in (names, names[::-1]))
+    named, turned = (
+        replace(data, spec=data.spec._replace(features=features))
+        for features in (names, names[::-1])
+    )
     posterior = done.posterior._replace(data=named)
-    for ask in (lambda: posterior.draws("site0", 2, data=turned), lambda: posterior.trace(draws=4, data=turned)):
+    for ask in (
+        lambda: posterior.draws("site0", 2, data=turned),
+        lambda: posterior.trace(draws=4, data=turned),
+    ):
         with pytest.raises(ValueError, match="in another order"):
             ask()

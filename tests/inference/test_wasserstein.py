@@ -11,18 +11,24 @@ OTHER = np.array([[2.0, 1.0], [1.0, 3.0]])
 
 
 def test_in_one_dimension_and_on_common_axes_it_is_that_of_means_and_deviations():
-    assert gaussian_distance(np.array([1.0]), np.array([[4.0]]), np.array([-2.0]), np.array([[9.0]])) == pytest.approx(
-        np.sqrt(10)
+    assert gaussian_distance(
+        np.array([1.0]), np.array([[4.0]]), np.array([-2.0]), np.array([[9.0]])
+    ) == pytest.approx(np.sqrt(10))
+    found = gaussian_distance(
+        np.zeros(2), np.diag([1.0, 16.0]), np.array([0.0, 3.0]), np.diag([4.0, 1.0])
     )
-    found = gaussian_distance(np.zeros(2), np.diag([1.0, 16.0]), np.array([0.0, 3.0]), np.diag([4.0, 1.0]))
     assert found == pytest.approx(np.sqrt(9 + 1 + 9))
 
 
 def test_covariances_that_do_not_commute():
     root = sqrtm(ONE)
     expected = np.trace(ONE + OTHER - 2 * sqrtm(root @ OTHER @ root).real)
-    assert gaussian_distance(np.zeros(2), ONE, np.zeros(2), OTHER) == pytest.approx(np.sqrt(expected))
-    assert gaussian_distance(np.zeros(2), OTHER, np.zeros(2), ONE) == pytest.approx(np.sqrt(expected))
+    assert gaussian_distance(np.zeros(2), ONE, np.zeros(2), OTHER) == pytest.approx(
+        np.sqrt(expected)
+    )
+    assert gaussian_distance(np.zeros(2), OTHER, np.zeros(2), ONE) == pytest.approx(
+        np.sqrt(expected)
+    )
     assert gaussian_distance(np.ones(2), ONE, np.ones(2), ONE) == pytest.approx(0.0, abs=1e-6)
 
 

@@ -1,6 +1,8 @@
-"""Every kernel of KERNELS against laws that are known: a Gaussian posterior, badly scaled and correlated, and a skew one.
+"""Every kernel of KERNELS against laws that are known: a Gaussian posterior, badly scaled and
+correlated, and a skew one.
 
-With Gaussian rows even minibatch kernels are linear in z, so that what a chain samples, bias and all, solves a linear equation.
+With Gaussian rows even minibatch kernels are linear in z, so that what a chain samples, bias and
+all, solves a linear equation.
 """
 
 import inspect
@@ -13,7 +15,18 @@ import numpy as np
 import pytest
 
 from covey.core.shard import Shard
-from covey.kernels import KERNELS, Kernel, hmc, mala, nuts, ornstein_uhlenbeck, psgld, sghmc, sgld, ula
+from covey.kernels import (
+    KERNELS,
+    Kernel,
+    hmc,
+    mala,
+    nuts,
+    ornstein_uhlenbeck,
+    psgld,
+    sghmc,
+    sgld,
+    ula,
+)
 from covey.kernels.kernel import Target, chain
 from covey.kernels.preconditioned import Laplace
 
@@ -23,7 +36,9 @@ AXES = np.linalg.qr(RNG.normal(size=(3, 3)))[0]
 PRECISION = AXES @ np.diag([1.0, 10.0, 100.0]) @ AXES.T
 PRIOR = 0.3
 OF_A_ROW = (PRECISION - PRIOR * np.eye(3)) / ROWS
-X = np.array([1.0, -2.0, 0.5]) + RNG.normal(size=(ROWS, 3)) @ np.linalg.inv(np.linalg.cholesky(OF_A_ROW))
+X = np.array([1.0, -2.0, 0.5]) + RNG.normal(size=(ROWS, 3)) @ np.linalg.inv(
+    np.linalg.cholesky(OF_A_ROW)
+)
 COVARIANCE = np.linalg.inv(PRECISION)
 MEAN = COVARIANCE @ OF_A_ROW @ X.sum(0)
 # Of the gradient of BATCH rows, drawn without replacement.
@@ -37,7 +52,9 @@ def float64():
 
 
 def gaussian(capacity=ROWS):
-    """The posterior N(MEAN, COVARIANCE). A neighbour's rows follow, and nothing good comes of them where they are seen."""
+    """The posterior N(MEAN, COVARIANCE). A neighbour's rows follow, and nothing good comes of them
+    where they are seen.
+    """
     rows = jnp.concatenate([jnp.asarray(X), jnp.full((9, 3), jnp.inf)])
     data = Shard(rows, jnp.int32(0), jnp.int32(ROWS), capacity)
 
@@ -70,7 +87,10 @@ def of_psgld(step, damping=1e-3):
     for _ in range(50):
         squares = np.diag(PRECISION @ covariance @ PRECISION + MINIBATCH)
         scale = np.diag(1 / (damping + np.sqrt(squares)))
-        covariance = stationary(np.eye(3) - step * scale @ PRECISION, 2 * step * scale + step**2 * scale @ MINIBATCH @ scale)
+        covariance = stationary(
+            np.eye(3) - step * scale @ PRECISION,
+            2 * step * scale + step**2 * scale @ MINIBATCH @ scale,
+        )
     return covariance
 
 
@@ -79,7 +99,9 @@ def of_sghmc(step, steps=10, friction=8.0, minibatch=MINIBATCH):
     one, none, keep = np.eye(3), np.zeros((3, 3)), np.exp(-friction * step)
     half, push = np.block([[one, step / 2 * one], [none, one]]), (1 + keep) / 2 * step
     move = half @ np.block([[one, none], [-push * PRECISION, keep * one]]) @ half
-    noise = half @ np.block([[none, none], [none, (1 - keep**2) * one + push**2 * minibatch]]) @ half.T
+    noise = (
+        half @ np.block([[none, none], [none, (1 - keep**2) * one + push**2 * minibatch]]) @ half.T
+    )
     path, spread = np.eye(6), np.zeros((6, 6))
     for _ in range(steps):
         path, spread = move @ path, move @ spread @ move.T + noise
@@ -87,7 +109,9 @@ def of_sghmc(step, steps=10, friction=8.0, minibatch=MINIBATCH):
 
 
 class Case(NamedTuple):
-    """A kernel, a long and a short step, what it samples with these, how long a chain to take, and how far the law is known."""
+    """A kernel, a long and a short step, what it samples with these, how long a chain to take, and
+    how far the law is known.
+    """
 
     kernel: Kernel
     steps: tuple[float, float]
@@ -116,7 +140,16 @@ def chains_of(case):
 
     def one(key, step):
         memory = case.kernel.init(start)
-        return chain(key, case.kernel, posterior, start, memory, step_size=step, burn_in=case.burn_in, draws=case.draws).draws
+        return chain(
+            key,
+            case.kernel,
+            posterior,
+            start,
+            memory,
+            step_size=step,
+            burn_in=case.burn_in,
+            draws=case.draws,
+        ).draws
 
     compiled = jax.jit(jax.vmap(one, in_axes=(0, None)))
     return lambda step: np.asarray(compiled(jax.random.split(jax.random.key(3), CHAINS), step))
@@ -140,7 +173,9 @@ def test_the_walk_covers_the_table():
 def test_what_a_chain_samples(name):
     case, biases = CASES[name], []
     run = chains_of(case)
-    whiten = AXES * np.sqrt([1.0, 10.0, 100.0])  # along the axes, each in its own unit: a short axis has to be right too
+    whiten = AXES * np.sqrt(
+        [1.0, 10.0, 100.0]
+    )  # along the axes, each in its own unit: a short axis has to be right too
     for step in case.steps:
         off = (run(step) - MEAN) @ whiten
         error = agree(off.mean(1), 0.0)
@@ -156,20 +191,29 @@ def test_what_a_chain_samples(name):
 
 
 def test_sghmc_is_of_second_order():
-    """Nothing is left of the bias as steps become short, in number the same: true of symmetric steps only."""
+    """Nothing is left of the bias as steps become short, in number the same: true of symmetric
+    steps only.
+    """
     none = np.zeros((3, 3))
-    bias = [np.max(np.abs(of_sghmc(step, friction=1.0, minibatch=none) @ PRECISION - np.eye(3))) for step in (0.02, 0.01, 0.005)]
+    bias = [
+        np.max(np.abs(of_sghmc(step, friction=1.0, minibatch=none) @ PRECISION - np.eye(3)))
+        for step in (0.02, 0.01, 0.005)
+    ]
     assert bias[1] < 0.35 * bias[0] < 0.01
     assert bias[2] < 0.35 * bias[1]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "nuts" else ()) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "nuts" else ()) for name in CASES]
+)
 def test_a_transition_does_not_see_the_capacity_nor_a_neighbour(name):
     (kernel, (step, *_), *_), start = CASES[name], jnp.asarray(MEAN + 0.1)
 
     def moved(key, capacity):
         posterior = gaussian(capacity)
-        return kernel.step(key, posterior, start, kernel.begin(posterior, start, kernel.init(start)), step)[0]
+        return kernel.step(
+            key, posterior, start, kernel.begin(posterior, start, kernel.init(start)), step
+        )[0]
 
     keys = jax.random.split(jax.random.key(4), 5)
     few, many = jax.jit(jax.vmap(lambda key: (moved(key, ROWS), moved(key, 2 * ROWS))))(keys)
@@ -178,10 +222,18 @@ def test_a_transition_does_not_see_the_capacity_nor_a_neighbour(name):
 
 
 def test_squares_go_on_from_round_to_round():
-    kernel, posterior, start = psgld(batch_size=ROWS, decay=0.9), gaussian(), jnp.asarray(MEAN + 0.3)
+    kernel, posterior, start = (
+        psgld(batch_size=ROWS, decay=0.9),
+        gaussian(),
+        jnp.asarray(MEAN + 0.3),
+    )
     slope = -PRECISION @ (np.asarray(start) - MEAN)
     memory = jax.jit(
-        lambda old: chain(jax.random.key(0), kernel, posterior, start, old, step_size=0.1, burn_in=0, draws=1).memory
+        lambda old: (
+            chain(
+                jax.random.key(0), kernel, posterior, start, old, step_size=0.1, burn_in=0, draws=1
+            ).memory
+        )
     )
     one = memory(kernel.init(start))
     np.testing.assert_allclose(one, 0.9 + 0.1 * slope**2)
@@ -192,7 +244,13 @@ def test_the_metric_is_that_of_the_mode_at_each_round():
     """From wherever the chain is, and whatever the round before left."""
     kernel, posterior = ornstein_uhlenbeck(), gaussian()
     old = Laplace(jnp.asarray(MEAN - 50.0), 100 * jnp.eye(3))
-    new = jax.jit(lambda z: chain(jax.random.key(0), kernel, posterior, z, old, step_size=1.0, burn_in=0, draws=2).memory)
+    new = jax.jit(
+        lambda z: (
+            chain(
+                jax.random.key(0), kernel, posterior, z, old, step_size=1.0, burn_in=0, draws=2
+            ).memory
+        )
+    )
     for far in (0.0, 7.0):
         laplace = new(jnp.asarray(MEAN + far))
         np.testing.assert_allclose(laplace.mode, MEAN, rtol=1e-6)
@@ -219,12 +277,14 @@ def test_the_metric_is_positive_where_the_posterior_is_not_concave():
 def test_a_skew_posterior(kernel, step, biased):
     """Counts with a log rate from N(1, 2^2), by numerical integration; rounds of ten draws.
 
-    The unadjusted kernel is off by a fraction of its step. With a metric from where each round begins it would be by half a
-    deviation, however short the step.
+    The unadjusted kernel is off by a fraction of its step. With a metric from where each round
+    begins it would be by half a deviation, however short the step.
     """
     counts = jnp.array([0.0, 1.0, 0.0])
     data = Shard(counts, jnp.int32(0), jnp.int32(3), 3)
-    posterior = Target(lambda z: -jnp.sum((z - 1) ** 2) / 8, lambda z, rows: rows * z[0] - jnp.exp(z[0]), data)
+    posterior = Target(
+        lambda z: -jnp.sum((z - 1) ** 2) / 8, lambda z, rows: rows * z[0] - jnp.exp(z[0]), data
+    )
     grid = np.linspace(-12.0, 8.0, 4001)
     log_density = -((grid - 1) ** 2) / 8 + grid - 3 * np.exp(grid)
     weight = np.exp(log_density - log_density.max())
@@ -239,7 +299,9 @@ def test_a_skew_posterior(kernel, step, biased):
 
     def one(key):
         start = jnp.array([0.5])
-        return jax.lax.scan(of_a_round, (start, kernel.init(start)), jax.random.split(key, 16))[1][4:].ravel()
+        return jax.lax.scan(of_a_round, (start, kernel.init(start)), jax.random.split(key, 16))[1][
+            4:
+        ].ravel()
 
     off = np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(5), 400))) - mean
     by_chain = np.stack([off, off**2, off**3], -1).mean(1)

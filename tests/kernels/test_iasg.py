@@ -32,14 +32,20 @@ def samples(data, plan, number):
     return jax.lax.scan(one, burnt_in(*local, START), length=number)
 
 
-@pytest.mark.parametrize(("batch_size", "burn_in", "steps"), [(3, 2, 4), (3, 0, None), (None, 1, 2)])
+@pytest.mark.parametrize(
+    ("batch_size", "burn_in", "steps"), [(3, 2, 4), (3, 0, None), (None, 1, 2)]
+)
 def test_a_sample_is_the_mean_of_the_iterates(batch_size, burn_in, steps):
-    """With seven rows in batches of three a pass is three steps, and samples begin and end within passes."""
+    """With seven rows in batches of three a pass is three steps, and samples begin and end within
+    passes.
+    """
     each = steps or 3
     plan = Averaging(batch_size, burn_in, steps)
     walk, found = jax.jit(lambda data: samples(data, plan, 2))(shard())
     last = burn_in + 2 * each
-    descent = jax.jit(lambda steps: descend_steps(KEY, shard(), GRADIENT, OPTIMIZER, batch_size, steps, START))
+    descent = jax.jit(
+        lambda steps: descend_steps(KEY, shard(), GRADIENT, OPTIMIZER, batch_size, steps, START)
+    )
     descents = [descent(jnp.int32(step)) for step in range(burn_in + 1, last + 1)]
     points = np.stack([end.parameters for end in descents]).reshape(2, each, 2)
     np.testing.assert_allclose(found, points.mean(1), rtol=1e-5)
@@ -55,8 +61,10 @@ def test_samples_do_not_see_the_capacity_and_no_rows_are_no_steps():
 
 
 def test_independent_minibatches():
-    """Rows with replacement, eight at a time of seven: neither the capacity nor a neighbour's rows are seen. Their means over
-    passes vary once the path is at rest, as a posterior of seven rows does; those of shuffled passes hardly do."""
+    """Rows with replacement, eight at a time of seven: neither the capacity nor a neighbour's rows
+    are seen. Their means over passes vary once the path is at rest, as a posterior of seven rows
+    does; those of shuffled passes hardly do.
+    """
     plan = Averaging(8, 0, 2, "independent")
     run = jax.jit(lambda data: samples(data, plan, 2)[1])
     np.testing.assert_array_equal(run(shard()), run(shard(capacity=10)))
@@ -65,7 +73,10 @@ def test_independent_minibatches():
     for minibatches in ("shuffled", "independent"):
         plan = Averaging(1, 100, None, minibatches)
         found = jax.jit(lambda data, plan=plan: samples(data, plan, 300)[1])(shard())
-        # Means of seven independent rows about the mean of all: within four standard errors (they are correlated, so twice that).
-        assert np.all(np.abs(np.mean(found, 0) - X[:ROWS].mean(0)) < 8 * np.std(found, 0) / np.sqrt(300))
+        # Means of seven independent rows about the mean of all: within four standard errors (they
+        # are correlated, so twice that).
+        assert np.all(
+            np.abs(np.mean(found, 0) - X[:ROWS].mean(0)) < 8 * np.std(found, 0) / np.sqrt(300)
+        )
         spreads.append(np.var(found, 0))
     assert np.all(spreads[1] > 3 * spreads[0])

@@ -33,7 +33,11 @@ def precision(law):
 
 @pytest.mark.parametrize(("directions", "rank"), [(3, 3), (3, 5), (8, 8), (2, 20)])
 def test_exact_where_the_rank_is_enough(directions, rank):
-    np.testing.assert_allclose(precision(law_of(lost(directions), rank)), LEVEL * np.eye(SIZE) - lost(directions), atol=1e-10)
+    np.testing.assert_allclose(
+        precision(law_of(lost(directions), rank)),
+        LEVEL * np.eye(SIZE) - lost(directions),
+        atol=1e-10,
+    )
 
 
 def test_fewer_columns_never_make_a_direction_less_known():
@@ -43,7 +47,9 @@ def test_fewer_columns_never_make_a_direction_less_known():
 
 
 def test_draws_have_the_covariance():
-    """Each entry of the sample covariance of independent draws has variance (c_ii c_jj + c_ij^2) / draws."""
+    """Each entry of the sample covariance of independent draws has variance (c_ii c_jj + c_ij^2) /
+    draws.
+    """
     law, number = law_of(lost(3), 3), 20_000
     covariance = np.linalg.inv(LEVEL * np.eye(SIZE) - lost(3))
     drawn = np.asarray(jax.jit(deviations, static_argnums=2)(jax.random.key(0), law, number))

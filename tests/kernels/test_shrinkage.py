@@ -1,4 +1,6 @@
-"""The recursion for Sigma^-1 (theta_0 - mean) against solving with the matrix, in both precisions and however long it goes on."""
+"""The recursion for Sigma^-1 (theta_0 - mean) against solving with the matrix, in both precisions
+and however long it goes on.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,9 @@ SIZES, MOST = (1, 40, 500), 50
 def recursive(displacements, number, rho):
     """The delta of the first `number` samples; the rest is never looked at."""
     start = shrinkage.no_samples(MOST, displacements.shape[1], displacements.dtype)
-    known = jax.lax.fori_loop(0, number, lambda at, known: shrinkage.add(known, displacements[at], rho), start)
+    known = jax.lax.fori_loop(
+        0, number, lambda at, known: shrinkage.add(known, displacements[at], rho), start
+    )
     return shrinkage.delta(known, shrinkage.given(rho, known.count, displacements.dtype))
 
 
@@ -61,15 +65,18 @@ def test_the_recursion_solves_what_the_matrix_solves(seed, size, number, power, 
 
 def test_no_matrix_of_the_size_of_the_covariance_is_formed():
     size, number = 1000, 7
-    program = jax.make_jaxpr(lambda x: shrinkage.delta(shrinkage.added(x, 0.1), shrinkage.given(0.1, number)))(
-        jnp.zeros((number, size))
-    )
+    program = jax.make_jaxpr(
+        lambda x: shrinkage.delta(shrinkage.added(x, 0.1), shrinkage.given(0.1, number))
+    )(jnp.zeros((number, size)))
     sizes = []
 
     def visit(jaxpr):
         for equation in jaxpr.eqns:
             sizes.extend(variable.aval.size for variable in equation.outvars)
-            for inner in jax.tree.leaves(equation.params, is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr")):
+            for inner in jax.tree.leaves(
+                equation.params,
+                is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
+            ):
                 if hasattr(inner, "jaxpr"):
                     visit(inner.jaxpr)
 
@@ -83,7 +90,9 @@ def test_without_shrinkage_from_the_identity_it_is_the_mean(number):
     """rho = 0 is FedAvg of the mean sample; one sample is FedAvg whatever rho, to the last bit."""
     x = drawn(1, number, 5, 1.0).astype(np.float32)
     known = shrinkage.added(jnp.asarray(x), 0.0)
-    np.testing.assert_allclose(shrinkage.delta(known, shrinkage.given(0.0, number)), -x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(
+        shrinkage.delta(known, shrinkage.given(0.0, number)), -x.mean(0), rtol=1e-6
+    )
     alone = shrinkage.added(jnp.asarray(x[:1]), 7.0)
     np.testing.assert_array_equal(shrinkage.delta(alone, shrinkage.given(7.0, 1)), -x[0])
 
@@ -99,7 +108,10 @@ def test_what_else_is_known_of_the_precision(rho):
             level = shrinkage.oas(x) if rho == "oas" else shrinkage.given(rho, 6)
             known = shrinkage.added(x, level.rho)
             deltas = shrinkage.delta(known, level), shrinkage.dense_delta(x, level)
-            found = shrinkage.precision_times(known, level, right), shrinkage.mean_precision(known, level)
+            found = (
+                shrinkage.precision_times(known, level, right),
+                shrinkage.mean_precision(known, level),
+            )
             return *found, *deltas, shrinkage.dense_covariance(x, level)
 
         times, mean, delta, dense_delta, covariance = all_of(x, right)
@@ -118,7 +130,9 @@ def test_oracle_approximating_shrinkage(size):
         s = np.cov(x.T).reshape(size, size)
         square, trace = np.trace(s @ s), np.trace(s)
         top = (1 - 2 / size) * square + trace**2
-        share = 1.0 if size == 1 else min(1.0, top / ((12 + 1 - 2 / size) * (square - trace**2 / size)))
+        share = (
+            1.0 if size == 1 else min(1.0, top / ((12 + 1 - 2 / size) * (square - trace**2 / size)))
+        )
         expected = share * trace / size * np.eye(size) + (1 - share) * s
         found = shrinkage.dense_covariance(jnp.asarray(x), shrinkage.oas(jnp.asarray(x)))
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)

@@ -1,4 +1,6 @@
-"""Every model of the catalogue keeps the contract: arrays, a number a row, jit, vmap over clients, gradients, one formula."""
+"""Every model of the catalogue keeps the contract: arrays, a number a row, jit, vmap over clients,
+gradients, one formula.
+"""
 
 import inspect
 
@@ -56,11 +58,16 @@ def test_contract(name):
     model = MODELS[name](**options)
     assert model.name == name
     clients = Rows(x, y)
-    spec = Spec(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), clients), classes)
+    spec = Spec(
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), clients),
+        classes,
+    )
     shapes = jax.eval_shape(lambda key: model.init(key, spec), jax.random.key(1))
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(shapes))
     # Each client has its own parameters, as in local training.
-    params = jax.tree.map(lambda leaf: RNG.normal(scale=0.4, size=(CLIENTS, *leaf.shape)).astype(np.float32), shapes)
+    params = jax.tree.map(
+        lambda leaf: RNG.normal(scale=0.4, size=(CLIENTS, *leaf.shape)).astype(np.float32), shapes
+    )
 
     def everything(params, rows):
         by_row, pullback = jax.vjp(lambda p: model.log_likelihood(p, rows), params)
@@ -70,7 +77,9 @@ def test_contract(name):
     alone = jax.jit(everything)
     together = jax.jit(jax.vmap(everything))(params, clients)
     for client in range(CLIENTS):
-        own_params, own_rows, own = jax.tree.map(lambda leaf, c=client: np.asarray(leaf)[c], (params, clients, together))
+        own_params, own_rows, own = jax.tree.map(
+            lambda leaf, c=client: np.asarray(leaf)[c], (params, clients, together)
+        )
         by_row, gradient, predictive, log_prob = got = alone(own_params, own_rows)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), own, got)
         assert by_row.shape == (NUMBER,)
@@ -88,7 +97,9 @@ def test_contract(name):
 
 
 def test_random_starts_differ_by_key_and_by_layer():
-    spec = Spec(Rows(jax.ShapeDtypeStruct((8, 8), jnp.uint8), jax.ShapeDtypeStruct((), jnp.int32)), 8)
+    spec = Spec(
+        Rows(jax.ShapeDtypeStruct((8, 8), jnp.uint8), jax.ShapeDtypeStruct((), jnp.int32)), 8
+    )
     text = Spec(Rows(jax.ShapeDtypeStruct((4,), jnp.uint8), jax.ShapeDtypeStruct((), jnp.int32)), 8)
 
     def starts(key):
@@ -102,6 +113,7 @@ def test_random_starts_differ_by_key_and_by_layer():
     for one, other in zip(start(jax.random.key(0)), start(jax.random.key(1)), strict=True):
         leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves((one, other))]
         assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
-        # Draws of the same key begin alike whatever their number and scale, so their first numbers have the same order.
+        # Draws of the same key begin alike whatever their number and scale, so their first numbers
+        # have the same order.
         orders = {tuple(np.argsort(leaf[:8])) for leaf in leaves}
         assert len(orders) == len(leaves)

@@ -1,4 +1,6 @@
-"""Laws of random effects: densities against numerical integration, draws against densities, and whether they can be learned."""
+"""Laws of random effects: densities against numerical integration, draws against densities, and
+whether they can be learned.
+"""
 
 from typing import NamedTuple
 
@@ -32,7 +34,9 @@ class Case(NamedTuple):
 
 
 def cases(effects):
-    """Every law with parameters that are nothing special, by the name in LAWS and what else tells them apart."""
+    """Every law with parameters that are nothing special, by the name in LAWS and what else tells
+    them apart.
+    """
     rng = np.random.default_rng(effects)
 
     def normal(*shape, scale=1.0):
@@ -42,13 +46,19 @@ def cases(effects):
     parts = Gaussian(normal(2, effects, scale=1.5), normal(2, effects, scale=0.3) - 0.5)
     network = Energy(mean, normal(6, effects), normal(6), normal(6, scale=1.5))
     return {
-        "gaussian isotropic": Case(models.gaussian(covariance="isotropic"), Gaussian(mean, jnp.asarray(-0.4))),
+        "gaussian isotropic": Case(
+            models.gaussian(covariance="isotropic"), Gaussian(mean, jnp.asarray(-0.4))
+        ),
         "gaussian diagonal": Case(models.gaussian(), Gaussian(mean, normal(effects, scale=0.4))),
         "gaussian full": Case(
-            models.gaussian(covariance="full"), Correlated(mean, normal(effects, scale=0.4), normal(effects, effects))
+            models.gaussian(covariance="full"),
+            Correlated(mean, normal(effects, scale=0.4), normal(effects, effects)),
         ),
         "mixture": Case(models.mixture(components=2), Mixture(jnp.array([0.8, -0.4]), parts)),
-        "energy": Case(models.energy(spread=1.2, particles=4000, steps=60, step_size=0.2, fewest_clients=1), network),
+        "energy": Case(
+            models.energy(spread=1.2, particles=4000, steps=60, step_size=0.2, fewest_clients=1),
+            network,
+        ),
         "fixed": Case(models.fixed(scale=0.7), Gaussian(mean, jnp.asarray(np.log(0.7)))),
     }
 
@@ -69,7 +79,9 @@ class Grid(NamedTuple):
 def grid(case, effects):
     axis = np.linspace(-9.0, 9.0, 20_001 if effects == 1 else 501)
     points = np.stack(np.meshgrid(*[axis] * effects, indexing="ij"), -1).reshape(-1, effects)
-    log_density = jax.jit(jax.vmap(case.law.log_density, in_axes=(None, 0)))(case.beta, jnp.asarray(points))
+    log_density = jax.jit(jax.vmap(case.law.log_density, in_axes=(None, 0)))(
+        case.beta, jnp.asarray(points)
+    )
     return Grid(points, np.asarray(log_density), (axis[1] - axis[0]) ** effects)
 
 
@@ -109,9 +121,16 @@ def test_density_and_draws_are_of_one_law(name, effects):
     below = np.cumsum(at.weight[order])
     for share in (0.1, 0.3, 0.5, 0.7, 0.9):
         quantile = at.points[order][np.searchsorted(below, share), 0]
-        assert abs(np.mean(np.asarray(draws)[:, 0] < quantile) - share) < 4 * np.sqrt(share * (1 - share) / number)
-    # The mean score is zero, or the gradient of the log of the integral, which the particles follow.
-    at_grid = jax.jit(jax.grad(lambda beta: at.weight @ jax.vmap(law.log_density, in_axes=(None, 0))(beta, at.points)))(beta)
+        assert abs(np.mean(np.asarray(draws)[:, 0] < quantile) - share) < 4 * np.sqrt(
+            share * (1 - share) / number
+        )
+    # The mean score is zero, or the gradient of the log of the integral, which the particles
+    # follow.
+    at_grid = jax.jit(
+        jax.grad(
+            lambda beta: at.weight @ jax.vmap(law.log_density, in_axes=(None, 0))(beta, at.points)
+        )
+    )(beta)
     for score, exact, found in zip(*map(jax.tree.leaves, (each, at_grid, normaliser)), strict=True):
         error = np.std(score, 0) / np.sqrt(number)
         assert np.all(np.abs(np.mean(score, 0) - exact) <= 4 * error + 1e-9)
@@ -124,8 +143,12 @@ def test_density_and_draws_are_of_one_law(name, effects):
 def test_bounds_are_kept():
     bounds, wild = {"scale_bounds": (0.5, 2.0)}, jnp.array([-5.0, 0.1, 5.0])
     kept = [0.5, np.exp(0.1), 2.0]
-    np.testing.assert_allclose(np.exp(models.gaussian(**bounds).project(Gaussian(jnp.ones(3), wild)).log_scale), kept)
-    full = models.gaussian(covariance="full", **bounds).project(Correlated(jnp.ones(3), wild, jnp.ones((3, 3))))
+    np.testing.assert_allclose(
+        np.exp(models.gaussian(**bounds).project(Gaussian(jnp.ones(3), wild)).log_scale), kept
+    )
+    full = models.gaussian(covariance="full", **bounds).project(
+        Correlated(jnp.ones(3), wild, jnp.ones((3, 3)))
+    )
     np.testing.assert_allclose(np.exp(full.log_scale), kept)
     parts = Mixture(jnp.array([7.0, 0.0, 1.0]), Gaussian(jnp.ones((3, 1)), wild[:, None]))
     found = models.mixture(components=3, **bounds).project(parts)
@@ -137,7 +160,9 @@ def climbed(law, z, rounds, rate):
     """beta after so many rounds of FedPop's server, whose clients know their effects."""
     clients, effects = z.shape
     ascent = optax.adam(optax.cosine_decay_schedule(rate, rounds))
-    fed = fedpop(models.linear_map(effects=effects), step_size=1.0, effects=law, beta_optimizer=ascent)
+    fed = fedpop(
+        models.linear_map(effects=effects), step_size=1.0, effects=law, beta_optimizer=ascent
+    )
     row = Rows(jax.ShapeDtypeStruct((effects,), float), jax.ShapeDtypeStruct((), float))
 
     @jax.jit
@@ -145,9 +170,16 @@ def climbed(law, z, rounds, rate):
         state = fed.init(key, Spec(row, clients=clients))
 
         def body(number, state):
-            slope = jax.grad(lambda beta: jnp.sum(jax.vmap(law.log_density, in_axes=(None, 0))(beta, z)))(state.theta.beta)
+            slope = jax.grad(
+                lambda beta: jnp.sum(jax.vmap(law.log_density, in_axes=(None, 0))(beta, z))
+            )(state.theta.beta)
             up = Population(jnp.zeros_like(state.theta.phi), slope)
-            aggregate = Aggregate(weighted=up, plain=up, weight=jnp.asarray(float(clients)), count=jnp.asarray(float(clients)))
+            aggregate = Aggregate(
+                weighted=up,
+                plain=up,
+                weight=jnp.asarray(float(clients)),
+                count=jnp.asarray(float(clients)),
+            )
             return fed.server(jax.random.fold_in(key, number), state, aggregate)[0]
 
         return jax.lax.fori_loop(0, rounds, body, state).theta.beta
@@ -181,7 +213,9 @@ def test_an_energy_learns_two_modes():
         return np.exp(-0.5 * ((place - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
 
     def distance(other):
-        return 0.5 * np.abs(other - 0.7 * normal(-1.5, 0.3) - 0.3 * normal(1.2, 0.45)).sum() * at.cell
+        return (
+            0.5 * np.abs(other - 0.7 * normal(-1.5, 0.3) - 0.3 * normal(1.2, 0.45)).sum() * at.cell
+        )
 
     assert distance(normal(z.mean(), z.std())) > 0.4  # the best Gaussian
     assert distance(density) < 0.1
@@ -193,7 +227,10 @@ def test_a_mixture_finds_two_kinds_of_clients():
     """The kinds are far apart, so the maximum of the likelihood is that of each kind alone."""
     rng, clients, noise, rows = np.random.default_rng(1), 60, 0.5, 10
     z = two_kinds(rng, clients)
-    tables = {f"site{place}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows)) for place, own in enumerate(z)}
+    tables = {
+        f"site{place}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows))
+        for place, own in enumerate(z)
+    }
     fed = fedpop(
         models.mixed_linear(scale=noise),
         step_size=1.0,
@@ -206,18 +243,29 @@ def test_a_mixture_finds_two_kinds_of_clients():
     beta = jax.tree.map(np.asarray, engine.advance(engine.start(), 300)[0].server.theta.beta)
     means = np.array([y.mean() for _, y in tables.values()])
     weights = np.exp(jax.nn.log_softmax(beta.logits))
-    for place, kind in zip(np.argsort(beta.components.mean[:, 0]), (means[z < 0], means[z > 0]), strict=True):
+    for place, kind in zip(
+        np.argsort(beta.components.mean[:, 0]), (means[z < 0], means[z > 0]), strict=True
+    ):
         np.testing.assert_allclose(beta.components.mean[place, 0], kind.mean(), rtol=0.02)
-        np.testing.assert_allclose(np.exp(beta.components.log_scale[place, 0]), np.sqrt(kind.var() - noise**2 / rows), rtol=0.05)
+        np.testing.assert_allclose(
+            np.exp(beta.components.log_scale[place, 0]),
+            np.sqrt(kind.var() - noise**2 / rows),
+            rtol=0.05,
+        )
         np.testing.assert_allclose(weights[place], len(kind) / clients, rtol=0.02)
 
 
 def test_a_fixed_law_is_neither_learned_nor_sent():
     fed = fedpop(models.mixed_linear(), step_size=0.1, draws=2, effects=models.fixed(scale=0.6))
     row = Rows(jax.ShapeDtypeStruct((1,), float), jax.ShapeDtypeStruct((), float))
-    state, data = fed.init(jax.random.key(0), Spec(row)), whole(Rows(np.ones((3, 1)), np.array([5.0, 6.0, 7.0])))
+    state, data = (
+        fed.init(jax.random.key(0), Spec(row)),
+        whole(Rows(np.ones((3, 1)), np.array([5.0, 6.0, 7.0]))),
+    )
     down = fed.broadcast(state)
-    up = jax.jit(lambda key: fed.client(key, down, fed.init_client(key, down, data), data).up)(jax.random.key(1))
+    up = jax.jit(lambda key: fed.client(key, down, fed.init_client(key, down, data), data).up)(
+        jax.random.key(1)
+    )
     assert not jax.tree.leaves(up.beta)
     one = jnp.ones(())
     new = fed.server(jax.random.key(3), state, Aggregate(up, up, one, one))[0]
@@ -225,23 +273,36 @@ def test_a_fixed_law_is_neither_learned_nor_sent():
     np.testing.assert_array_equal(new.theta.beta.mean, [0.0])
     assert np.all(new.theta.phi.weight != state.theta.phi.weight)
     for option in ({"beta_prior": 1.0}, {"beta_optimizer": optax.sgd(0.1)}):
-        with pytest.raises(ValueError, match="no parameters to learn; leave beta_optimizer= and beta_prior= out"):
+        with pytest.raises(
+            ValueError, match="no parameters to learn; leave beta_optimizer= and beta_prior= out"
+        ):
             fedpop(models.mixed_linear(), step_size=0.1, effects=models.fixed(), **option)
 
 
 def test_few_clients_are_too_few_for_an_energy():
     law = models.energy(fewest_clients=10)
-    with pytest.warns(UserWarning, match=r"9 clients are few for the shape of a density; gaussian\(\) or fixed\(\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"9 clients are few for the shape of a density; gaussian\(\) or fixed\(\)",
+    ):
         law.init(jax.random.key(0), jnp.zeros(2), Spec(None, clients=9))
     for enough in (10, None):
-        law.init(jax.random.key(0), jnp.zeros(2), Spec(None, clients=enough))  # a warning would be an error
+        law.init(
+            jax.random.key(0), jnp.zeros(2), Spec(None, clients=enough)
+        )  # a warning would be an error
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: models.gaussian(scale_bounds=(2.0, 1.0)), "scale_bounds must be two positive numbers in order"),
-        (lambda: models.gaussian(initial_scale=3.0, scale_bounds=(0.1, 1.0)), "initial_scale must lie within scale_bounds"),
+        (
+            lambda: models.gaussian(scale_bounds=(2.0, 1.0)),
+            "scale_bounds must be two positive numbers in order",
+        ),
+        (
+            lambda: models.gaussian(initial_scale=3.0, scale_bounds=(0.1, 1.0)),
+            "initial_scale must lie within scale_bounds",
+        ),
         (lambda: models.mixture(components=0), "components must be at least 1, got 0"),
         (lambda: models.energy(units=0), "units must be at least 1, got 0"),
         (lambda: models.energy(spread=0.0), "spread must be above 0, got 0"),

@@ -1,4 +1,6 @@
-"""The mixtures: T is a minimum and the inverse of the expectation, EM climbs, and bad statistics do not break them."""
+"""The mixtures: T is a minimum and the inverse of the expectation, EM climbs, and bad statistics do
+not break them.
+"""
 
 import functools
 
@@ -15,7 +17,10 @@ from covey.models import gaussian_mixture, poisson_mixture, regression_mixture
 
 RNG = np.random.default_rng(0)
 Z = RNG.choice(2, 60, p=[0.7, 0.3])
-X = RNG.normal(size=(60, 2)) @ np.array([[1.0, 0.3], [0.0, 0.5]]) + np.array([[0.0, 0.0], [3.0, -2.0]])[Z]
+X = (
+    RNG.normal(size=(60, 2)) @ np.array([[1.0, 0.3], [0.0, 0.5]])
+    + np.array([[0.0, 0.0], [3.0, -2.0]])[Z]
+)
 COUNTS = RNG.poisson(np.array([[2.0, 9.0], [7.0, 0.5]])[Z])
 Y = np.where(Z == 1, X @ [2.0, -1.0] + 1.0, X @ [-1.0, 0.5]) + 0.3 * RNG.normal(size=60)
 SPEC = Spec(Rows(jax.ShapeDtypeStruct((2,), np.float32), jax.ShapeDtypeStruct((), np.float32)))
@@ -23,13 +28,21 @@ MEANS = [[-0.5, 0.5], [2.0, -1.0]]
 
 MODELS = {
     "known": lambda **o: gaussian_mixture(
-        components=2, covariance="known", means=MEANS, start_covariance=[[1.0, 0.3], [0.3, 0.4]], **o
+        components=2,
+        covariance="known",
+        means=MEANS,
+        start_covariance=[[1.0, 0.3], [0.3, 0.4]],
+        **o,
     ),
     "tied": lambda **o: gaussian_mixture(components=2, covariance="tied", means=MEANS, **o),
-    "diagonal": lambda **o: gaussian_mixture(components=2, covariance="diagonal", means=MEANS, weights=[3.0, 1.0], **o),
+    "diagonal": lambda **o: gaussian_mixture(
+        components=2, covariance="diagonal", means=MEANS, weights=[3.0, 1.0], **o
+    ),
     "full": lambda **o: gaussian_mixture(components=2, covariance="full", means=MEANS, **o),
     "poisson": lambda **o: poisson_mixture(components=2, rates=[[3.0, 5.0], [5.0, 2.0]], **o),
-    "regression": lambda **o: regression_mixture(components=2, coefficients=[[-0.5, 0.0, 0.1], [1.0, -0.2, 0.3]], **o),
+    "regression": lambda **o: regression_mixture(
+        components=2, coefficients=[[-0.5, 0.0, 0.1], [1.0, -0.2, 0.3]], **o
+    ),
 }
 every_model = pytest.mark.parametrize("name", MODELS)
 
@@ -91,7 +104,11 @@ def test_a_fixed_point_of_em_is_a_stationary_point_of_the_penalised_likelihood(n
 
     def objective(free):
         weights = jax.nn.softmax(free[0])
-        moved = type(fixed)(weights, *free[1:]) if name != "known" else fixed._replace(weights=weights, means=free[1])
+        moved = (
+            type(fixed)(weights, *free[1:])
+            if name != "known"
+            else fixed._replace(weights=weights, means=free[1])
+        )
         return model.penalty(moved) - jnp.mean(model.log_likelihood(moved, batch.rows))
 
     slope = jax.jit(jax.grad(objective))((jnp.log(fixed.weights), *fixed[1:]))
@@ -106,7 +123,13 @@ def test_expected_statistics_have_theta_as_their_maximum_and_masked_rows_do_not_
     got, _ = model.maximise(model.expected(theta), theta)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), got, theta)
     mask = jnp.arange(60) % 3 > 0
-    some = Batch(jax.tree.map(lambda leaf: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 77.0), rows_of(name)), mask)
+    some = Batch(
+        jax.tree.map(
+            lambda leaf: jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 77.0),
+            rows_of(name),
+        ),
+        mask,
+    )
     kept = Batch(jax.tree.map(lambda leaf: leaf[mask], rows_of(name)), jnp.ones(mask.sum(), bool))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12),
@@ -116,10 +139,14 @@ def test_expected_statistics_have_theta_as_their_maximum_and_masked_rows_do_not_
 
 
 @pytest.mark.filterwarnings(f"ignore::{ConvergenceWarning.__module__}.ConvergenceWarning")
-@pytest.mark.parametrize(("name", "kind"), [("tied", "tied"), ("diagonal", "diag"), ("full", "full")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tied", "tied"), ("diagonal", "diag"), ("full", "full")]
+)
 def test_gaussian_mixtures_against_scikit_learn(name, kind):
     _, theta, step, _ = compiled(name, 0.0)
-    precisions = {"tied": np.eye(2), "diag": np.ones((2, 2)), "full": np.stack([np.eye(2)] * 2)}[kind]
+    precisions = {"tied": np.eye(2), "diag": np.ones((2, 2)), "full": np.stack([np.eye(2)] * 2)}[
+        kind
+    ]
     oracle = Oracle(
         2, covariance_type=kind, max_iter=3, tol=0, reg_covar=0, weights_init=np.asarray(theta.weights), means_init=MEANS,
         precisions_init=precisions,
@@ -132,16 +159,27 @@ def test_gaussian_mixtures_against_scikit_learn(name, kind):
 
 def test_likelihoods_against_scipy():
     theta = compiled("poisson")[1]
-    mass = stats.poisson.pmf(COUNTS[:, None], np.asarray(theta.rates)).prod(-1) @ np.asarray(theta.weights)
-    np.testing.assert_allclose(compiled("poisson")[0].log_likelihood(theta, rows_of("poisson")), np.log(mass))
+    mass = stats.poisson.pmf(COUNTS[:, None], np.asarray(theta.rates)).prod(-1) @ np.asarray(
+        theta.weights
+    )
+    np.testing.assert_allclose(
+        compiled("poisson")[0].log_likelihood(theta, rows_of("poisson")), np.log(mass)
+    )
     model, theta, *_ = compiled("regression")
     design = np.column_stack([X, np.ones(60)])
-    density = stats.norm.pdf(Y[:, None], design @ np.asarray(theta.coefficients).T, np.sqrt(theta.variances))
-    np.testing.assert_allclose(model.log_likelihood(theta, rows_of("regression")), np.log(density @ np.asarray(theta.weights)))
+    density = stats.norm.pdf(
+        Y[:, None], design @ np.asarray(theta.coefficients).T, np.sqrt(theta.variances)
+    )
+    np.testing.assert_allclose(
+        model.log_likelihood(theta, rows_of("regression")),
+        np.log(density @ np.asarray(theta.weights)),
+    )
     predicted = model.predictive(theta, jnp.asarray(X))
     means = design @ np.asarray(theta.coefficients).T
     np.testing.assert_allclose(predicted.mean, means @ np.asarray(theta.weights))
-    np.testing.assert_allclose(predicted.scale**2, means.var(1) + 1.0)  # equal weights, noise of one
+    np.testing.assert_allclose(
+        predicted.scale**2, means.var(1) + 1.0
+    )  # equal weights, noise of one
 
 
 @every_model
@@ -149,7 +187,9 @@ def test_an_empty_component_keeps_its_parameters_and_is_reported(name):
     model, theta, step, maximise = compiled(name)
     _, _, s, _ = step(theta, batch_of(name))
     for share in (0.0, -0.3):  # none, and what compression can make of it
-        emptied = jax.tree.map(lambda leaf: leaf, s)._replace(weight=s.weight.at[1].set(share * s.weight[1]))
+        emptied = jax.tree.map(lambda leaf: leaf, s)._replace(
+            weight=s.weight.at[1].set(share * s.weight[1])
+        )
         new, repairs = maximise(emptied, theta)
         assert float(repairs.empty) == 1
         assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(new))
@@ -168,7 +208,11 @@ def test_a_singular_covariance_is_lifted_and_reported(name):
         theta, repairs, *_ = step(theta, Batch(flat, jnp.ones(60, bool)))
     assert float(repairs.singular) >= 1
     assert np.all(np.isfinite(model.log_likelihood(theta, flat)))
-    broken = s._replace(square=-s.square, gram=-s.gram) if name == "regression" else s._replace(second=-s.second)
+    broken = (
+        s._replace(square=-s.square, gram=-s.gram)
+        if name == "regression"
+        else s._replace(second=-s.second)
+    )
     theta, repairs = maximise(broken, theta)
     assert float(repairs.singular) >= 1
     assert np.all(np.isfinite(model.log_likelihood(theta, flat)))
@@ -189,18 +233,29 @@ def test_what_is_no_count_is_no_number():
         (lambda: gaussian_mixture(components=0), "components must be at least 1, got 0"),
         (lambda: gaussian_mixture(components=2, ridge=-1.0), "ridge must be at least 0, got -1"),
         (lambda: gaussian_mixture(components=2, covariance="known"), "give it as start_covariance"),
-        (lambda: gaussian_mixture(components=2, covariance="full", second_moment=np.eye(2)), "second_moment is for"),
+        (
+            lambda: gaussian_mixture(components=2, covariance="full", second_moment=np.eye(2)),
+            "second_moment is for",
+        ),
         (
             lambda: gaussian_mixture(components=2, means=[[1.0]]).init(jax.random.key(0), SPEC),
             r"means must have the shape \(2, 2\)",
         ),
         (
-            lambda: gaussian_mixture(components=2, start_covariance=-np.eye(2)).init(jax.random.key(0), SPEC),
+            lambda: gaussian_mixture(components=2, start_covariance=-np.eye(2)).init(
+                jax.random.key(0), SPEC
+            ),
             "start_covariance must be positive definite",
         ),
-        (lambda: poisson_mixture(components=1, rates=[[0.0, 1.0]]).init(jax.random.key(0), SPEC), "rates must be above 0"),
+        (
+            lambda: poisson_mixture(components=1, rates=[[0.0, 1.0]]).init(jax.random.key(0), SPEC),
+            "rates must be above 0",
+        ),
         (lambda: poisson_mixture(components=2, typical=0.0), "typical is the mean of a count"),
-        (lambda: regression_mixture(components=2, start_scale=0.0), "start_scale is a standard deviation"),
+        (
+            lambda: regression_mixture(components=2, start_scale=0.0),
+            "start_scale is a standard deviation",
+        ),
     ],
 )
 def test_bad_options(make, message):

@@ -15,7 +15,9 @@ ROWS = Rows(
     jnp.asarray(RNG.normal(size=(60, 3)), jnp.float32),
     jnp.asarray(RNG.integers(0, 4, 60)),
 )
-PARAMS = Linear(jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), jnp.asarray(RNG.normal(size=4), jnp.float32))
+PARAMS = Linear(
+    jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32), jnp.asarray(RNG.normal(size=4), jnp.float32)
+)
 START = np.array([0, 11, 11, 30])
 COUNT = np.array([11, 0, 19, 30])
 
@@ -63,7 +65,9 @@ def test_measures_of_a_number():
     y = np.asarray(ROWS.x) @ np.array([1.0, -2.0, 0.5], np.float32)
     model = linear(scale=2.0)
     params = Linear(jnp.zeros(3), jnp.ones(()))
-    got = metrics.values(measure(lambda x: model.predictive(params, x), whole(Rows(ROWS.x, y)), batch_size=16))
+    got = metrics.values(
+        measure(lambda x: model.predictive(params, x), whole(Rows(ROWS.x, y)), batch_size=16)
+    )
     np.testing.assert_allclose(got["mse"], np.mean(np.square(y - 1)), rtol=1e-5)
 
 

@@ -26,7 +26,10 @@ def test_effects_add_to_the_coefficients(slopes, columns):
     binary = models.mixed_logistic(slopes=slopes).predictive(PHI, z, X)
     np.testing.assert_allclose(binary.mean[:, 1], 1 / (1 + np.exp(-predictor)), rtol=1e-5)
     np.testing.assert_allclose(
-        models.mixed_poisson(slopes=slopes).predictive(PHI, z, X).log_rate, predictor, rtol=1e-5, atol=1e-6
+        models.mixed_poisson(slopes=slopes).predictive(PHI, z, X).log_rate,
+        predictor,
+        rtol=1e-5,
+        atol=1e-6,
     )
     y = jnp.asarray(RNG.normal(size=6), jnp.float32)
     density = -0.5 * ((y - predictor) / 0.5) ** 2 - np.log(0.5 * np.sqrt(2 * np.pi))
@@ -37,7 +40,9 @@ def test_the_linear_map_starts_orthonormal():
     model = models.linear_map(effects=2, scale=0.1)
     phi, z = model.init(jax.random.key(0), SPEC), jnp.array([1.0, -2.0])
     np.testing.assert_allclose(phi.T @ phi, np.eye(2), atol=1e-5)
-    np.testing.assert_allclose(model.predictive(phi, z, X).mean, X @ (phi @ z), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model.predictive(phi, z, X).mean, X @ (phi @ z), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_draws_are_averaged():
@@ -51,8 +56,12 @@ def test_draws_are_averaged():
     np.testing.assert_allclose(numbers.mean, predictors.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(numbers.scale, np.sqrt(0.25 + predictors.var(0)), rtol=1e-5)
     labels = together(models.mixed_logistic())
-    np.testing.assert_allclose(labels.mean[:, 1], (1 / (1 + np.exp(-predictors))).mean(0), rtol=1e-5)
-    np.testing.assert_allclose(together(models.mixed_poisson()).mean, np.exp(predictors).mean(0), rtol=1e-5)
+    np.testing.assert_allclose(
+        labels.mean[:, 1], (1 / (1 + np.exp(-predictors))).mean(0), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        together(models.mixed_poisson()).mean, np.exp(predictors).mean(0), rtol=1e-5
+    )
 
 
 NAMED = SPEC._replace(features=("age", "dose", "sex"))
@@ -60,7 +69,12 @@ NAMED = SPEC._replace(features=("age", "dose", "sex"))
 
 @pytest.mark.parametrize(
     ("slopes", "named"),
-    [((), ()), ((2, 0), ("sex", "age")), (("sex", "age"), ("sex", "age")), ("all", ("age", "dose", "sex"))],
+    [
+        ((), ()),
+        ((2, 0), ("sex", "age")),
+        (("sex", "age"), ("sex", "age")),
+        ("all", ("age", "dose", "sex")),
+    ],
 )
 def test_what_is_described_has_the_names_of_columns(slopes, named):
     model = models.mixed_linear(slopes=slopes)
@@ -74,20 +88,39 @@ def test_what_is_described_has_the_names_of_columns(slopes, named):
 
 @pytest.mark.parametrize("scale", [0.5, None])
 def test_slopes_by_name_are_those_by_number(scale):
-    """Of any data: the columns are found when a model meets them, and the model itself remembers nothing."""
+    """Of any data: the columns are found when a model meets them, and the model itself remembers
+    nothing.
+    """
     key, z = jax.random.key(0), jnp.array([0.1, -0.7, 2.0])
     names = models.mixed_linear(scale=scale, slopes=("sex", "age"))
-    for spec, slopes in ((NAMED, (2, 0)), (NAMED._replace(features=("sex", "age", "dose")), (0, 1))):
+    for spec, slopes in (
+        (NAMED, (2, 0)),
+        (NAMED._replace(features=("sex", "age", "dose")), (0, 1)),
+    ):
         numbers = models.mixed_linear(scale=scale, slopes=slopes)
         phi, by_number = names.init(key, spec), numbers.init(key, spec)
-        np.testing.assert_array_equal(names.init_effects(key, spec), numbers.init_effects(key, spec))
-        assert [leaf.shape for leaf in jax.tree.leaves(phi)] == [leaf.shape for leaf in jax.tree.leaves(by_number)]
+        np.testing.assert_array_equal(
+            names.init_effects(key, spec), numbers.init_effects(key, spec)
+        )
+        assert [leaf.shape for leaf in jax.tree.leaves(phi)] == [
+            leaf.shape for leaf in jax.tree.leaves(by_number)
+        ]
         phi, by_number = phi._replace(weight=PHI.weight), by_number._replace(weight=PHI.weight)
         expected = numbers.predictive(by_number, z, X)
-        for leaf, same in zip(jax.tree.leaves(jax.jit(names.predictive)(phi, z, X)), jax.tree.leaves(expected), strict=True):
+        for leaf, same in zip(
+            jax.tree.leaves(jax.jit(names.predictive)(phi, z, X)),
+            jax.tree.leaves(expected),
+            strict=True,
+        ):
             np.testing.assert_allclose(leaf, same, rtol=1e-6)
-        assert jax.tree.all(jax.tree.map(np.array_equal, names.describe(phi, z), numbers.describe(by_number, z)))
-        assert jax.tree.all(jax.tree.map(np.array_equal, names.coefficients(phi, z), numbers.coefficients(by_number, z)))
+        assert jax.tree.all(
+            jax.tree.map(np.array_equal, names.describe(phi, z), numbers.describe(by_number, z))
+        )
+        assert jax.tree.all(
+            jax.tree.map(
+                np.array_equal, names.coefficients(phi, z), numbers.coefficients(by_number, z)
+            )
+        )
 
 
 def test_names_do_not_compile_again():
@@ -105,23 +138,45 @@ def test_names_do_not_compile_again():
 
 def test_the_catalogue_names_them():
     for name, factory in MIXED_MODELS.items():
-        assert factory(**({"effects": 2} if name == "linear_map" else {})).name == factory.__name__ == name
+        assert (
+            factory(**({"effects": 2} if name == "linear_map" else {})).name
+            == factory.__name__
+            == name
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: models.mixed_linear(slopes=(1, 1)), "names a column twice"),
-        (lambda: models.mixed_linear(slopes=(4,)).init_effects(jax.random.key(0), SPEC), "columns 0 to 2 of these rows, got 4"),
-        (lambda: models.mixed_linear(slopes=("agee",)).init(KEY, NAMED), "has 'agee', but the columns .* are age, dose, sex"),
+        (
+            lambda: models.mixed_linear(slopes=(4,)).init_effects(jax.random.key(0), SPEC),
+            "columns 0 to 2 of these rows, got 4",
+        ),
+        (
+            lambda: models.mixed_linear(slopes=("agee",)).init(KEY, NAMED),
+            "has 'agee', but the columns .* are age, dose, sex",
+        ),
         (
             lambda: models.mixed_linear(slopes=("age",)).init(KEY, SPEC),
             "the name 'age', but the columns of these data have no names",
         ),
-        (lambda: models.mixed_linear(slopes=("age", 0)).init_effects(KEY, NAMED), "names a column twice"),
-        (lambda: models.own_parameters(PHI, jnp.zeros(2), ("age",)), "are names, which these coefficients do not know"),
-        (lambda: models.mixed_logistic().init(jax.random.key(0), SPEC), "numeric outcome, not classes"),
-        (lambda: models.linear_map(effects=4).init(jax.random.key(0), SPEC), "4 effects are more than the 3 columns"),
+        (
+            lambda: models.mixed_linear(slopes=("age", 0)).init_effects(KEY, NAMED),
+            "names a column twice",
+        ),
+        (
+            lambda: models.own_parameters(PHI, jnp.zeros(2), ("age",)),
+            "are names, which these coefficients do not know",
+        ),
+        (
+            lambda: models.mixed_logistic().init(jax.random.key(0), SPEC),
+            "numeric outcome, not classes",
+        ),
+        (
+            lambda: models.linear_map(effects=4).init(jax.random.key(0), SPEC),
+            "4 effects are more than the 3 columns",
+        ),
         (lambda: models.linear_map(effects=0), "effects must be at least 1, got 0"),
         (lambda: models.linear_map(effects=1, scale=0.0), "must be above 0, got 0"),
     ],
@@ -137,7 +192,9 @@ def test_noise_that_is_not_given_is_learned():
     phi = models.Noisy(PHI.weight, PHI.bias, jnp.log(0.7))
     assert jax.tree.structure(model.init(jax.random.key(0), SPEC)) == jax.tree.structure(phi)
     y = jnp.asarray(RNG.normal(size=len(X)), jnp.float32)
-    score = jax.grad(lambda phi: jnp.sum(model.log_likelihood(phi, jnp.array([0.3]), Rows(X, y))))(phi)
+    score = jax.grad(lambda phi: jnp.sum(model.log_likelihood(phi, jnp.array([0.3]), Rows(X, y))))(
+        phi
+    )
     residual = y - (X @ PHI.weight + PHI.bias + 0.3)
     np.testing.assert_allclose(score.log_scale, np.sum((residual / 0.7) ** 2 - 1), rtol=1e-4)
     np.testing.assert_allclose(model.coefficients(phi, jnp.array([0.3]))["noise"], 0.7, rtol=1e-6)

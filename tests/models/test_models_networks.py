@@ -1,4 +1,6 @@
-"""Layers against lax and against plain NumPy loops; the errors of networks; Equinox modules of users."""
+"""Layers against lax and against plain NumPy loops; the errors of networks; Equinox modules of
+users.
+"""
 
 import inspect
 
@@ -40,11 +42,16 @@ def shapes(model, data):
 
 def made_up(model, data):
     """Parameters of the right shapes, without compiling an initialisation."""
-    return jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(scale=0.4, size=leaf.shape), leaf.dtype), shapes(model, data))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(RNG.normal(scale=0.4, size=leaf.shape), leaf.dtype),
+        shapes(model, data),
+    )
 
 
 def by_lax(x, kernel):
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def pool_by_lax(x):
@@ -59,11 +66,15 @@ def with_gradients(function, cotangent, *arguments):
     return jax.jit(value_and_pullback)(*arguments)
 
 
-@pytest.mark.parametrize(("image", "kernel"), [((9, 7, 3), (5, 5)), ((6, 8, 1), (3, 2)), ((5, 5, 2), (5, 5))])
+@pytest.mark.parametrize(
+    ("image", "kernel"), [((9, 7, 3), (5, 5)), ((6, 8, 1), (3, 2)), ((5, 5, 2), (5, 5))]
+)
 def test_convolution_is_that_of_lax(image, kernel):
     x = jnp.asarray(RNG.normal(size=(4, *image)), jnp.float32)
     w = jnp.asarray(RNG.normal(size=(*kernel, image[-1], 6)), jnp.float32)
-    out = RNG.normal(size=(4, image[0] - kernel[0] + 1, image[1] - kernel[1] + 1, 6)).astype(np.float32)
+    out = RNG.normal(size=(4, image[0] - kernel[0] + 1, image[1] - kernel[1] + 1, 6)).astype(
+        np.float32
+    )
     got, expected = with_gradients(convolve, out, x, w), with_gradients(by_lax, out, x, w)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), got, expected)
 
@@ -117,28 +128,43 @@ def test_character_lstm_reads_all_layers_and_the_last_state():
     expected = scipy.special.log_softmax(logits, axis=-1)
     np.testing.assert_allclose(predict(params, jnp.asarray(x)).log_probability, expected, rtol=1e-4)
     x[0, 0] = 9
-    np.testing.assert_array_equal(np.isnan(predict(params, jnp.asarray(x)).log_probability[:, 0]), [True, False, False])
+    np.testing.assert_array_equal(
+        np.isnan(predict(params, jnp.asarray(x)).log_probability[:, 0]), [True, False, False]
+    )
 
 
 def test_networks_have_the_papers_sizes():
     femnist = shapes(femnist_cnn(), spec((28, 28, 1), 62, jnp.uint8))
     assert [layer.weight.shape for layer in femnist.convolutions] == [(5, 5, 1, 32), (5, 5, 32, 64)]
-    assert [layer.weight.shape for layer in (*femnist.dense.hidden, femnist.output)] == [(1024, 2048), (2048, 62)]
+    assert [layer.weight.shape for layer in (*femnist.dense.hidden, femnist.output)] == [
+        (1024, 2048),
+        (2048, 62),
+    ]
     cifar = shapes(cifar_cnn(), spec((32, 32, 3), 10, jnp.uint8))
     assert [layer.weight.shape for layer in cifar.convolutions] == [(5, 5, 3, 64), (5, 5, 64, 64)]
-    assert [layer.weight.shape for layer in (*cifar.dense.hidden, cifar.output)] == [(1600, 120), (120, 64), (64, 10)]
+    assert [layer.weight.shape for layer in (*cifar.dense.hidden, cifar.output)] == [
+        (1600, 120),
+        (120, 64),
+        (64, 10),
+    ]
     lstm = shapes(character_lstm(), spec((80,), 90, jnp.int32))
     assert [layer.weight_input.shape for layer in lstm.layers] == [(8, 1024), (256, 1024)]
     assert [layer.weight_hidden.shape for layer in lstm.layers] == [(256, 1024), (256, 1024)]
     two_nn = shapes(mlp(), spec((28, 28), 10, jnp.uint8))
-    assert [layer.weight.shape for layer in (*two_nn.hidden, two_nn.output)] == [(784, 200), (200, 200), (200, 10)]
+    assert [layer.weight.shape for layer in (*two_nn.hidden, two_nn.output)] == [
+        (784, 200),
+        (200, 200),
+        (200, 10),
+    ]
 
 
 def test_initial_weights_follow_fan_in():
     weight = np.asarray(mlp(hidden=(400,)).init(KEY, spec((100,), 3)).hidden[0].weight)
-    # The largest of n uniform draws falls short of the bound by a share of 20 / n with probability exp(-20).
+    # The largest of n uniform draws falls short of the bound by a share of 20 / n with probability
+    # exp(-20).
     assert 0.1 * (1 - 20 / weight.size) < np.abs(weight).max() <= 0.1
-    # U(-a, a) has standard deviation a / sqrt(3); estimated from n draws, its relative standard error is sqrt(0.2 / n).
+    # U(-a, a) has standard deviation a / sqrt(3); estimated from n draws, its relative standard
+    # error is sqrt(0.2 / n).
     np.testing.assert_allclose(weight.std(), 0.1 / np.sqrt(3), rtol=5 * np.sqrt(0.2 / weight.size))
 
 
@@ -152,7 +178,9 @@ def test_convolutional_network_is_its_layers():
         x = pixels.astype(float) / 255
         for layer in params.convolutions:
             x = pool_by_lax(jnp.maximum(by_lax(x, layer.weight) + layer.bias, 0))
-        x = jnp.maximum(x.reshape(3, -1) @ params.dense.hidden[0].weight + params.dense.hidden[0].bias, 0)
+        x = jnp.maximum(
+            x.reshape(3, -1) @ params.dense.hidden[0].weight + params.dense.hidden[0].bias, 0
+        )
         return jax.nn.log_softmax(x @ params.output.weight + params.output.bias)
 
     got = jax.jit(model.predictive)(params, pixels).log_probability
@@ -164,11 +192,16 @@ def test_images_without_a_channel_axis_are_grey():
     params = made_up(model, spec((8, 8), 3))
     predict = jax.jit(model.predictive)
     x = jnp.asarray(RNG.normal(size=(2, 8, 8)), jnp.float32)
-    np.testing.assert_array_equal(predict(params, x).log_probability, predict(params, x[..., None]).log_probability)
+    np.testing.assert_array_equal(
+        predict(params, x).log_probability, predict(params, x[..., None]).log_probability
+    )
 
 
 def test_the_last_layer_can_be_replaced():
-    for model, data in [(mlp(hidden=(3,)), spec((4,), 2)), (femnist_cnn(channels=(2,), hidden=(3,)), spec((8, 8), 2))]:
+    for model, data in [
+        (mlp(hidden=(3,)), spec((4,), 2)),
+        (femnist_cnn(channels=(2,), hidden=(3,)), spec((8, 8), 2)),
+    ]:
         params = made_up(model, data)
         changed = eqx.tree_at(lambda p: p.output.bias, params, jnp.array([1.0, 2.0]))
         np.testing.assert_array_equal(changed.output.bias, [1, 2])
@@ -189,7 +222,11 @@ def test_mlp_of_numbers_and_counts():
     ("model", "data", "message"),
     [
         (femnist_cnn(), spec((784,), 62), "rows must be images"),
-        (femnist_cnn(), spec((15, 28, 1), 62), "15x28 are too small for 2 convolutions.*at least 16x16"),
+        (
+            femnist_cnn(),
+            spec((15, 28, 1), 62),
+            "15x28 are too small for 2 convolutions.*at least 16x16",
+        ),
         (femnist_cnn(), spec((28, 28, 1)), "numeric outcome, not classes"),
         (cifar_cnn(channels=(2, 2, 2)), spec((32, 32, 3), 10), "at least 36x36"),
         (mlp(), spec((3,)), "numeric outcome, not classes"),
@@ -208,7 +245,10 @@ def test_data_that_do_not_fit(model, data, message):
     ("make", "message"),
     [
         (lambda: mlp(hidden=(5, 0)), r"hidden must be positive sizes, got \(5, 0\)"),
-        (lambda: inspect.unwrap(mlp)(outcome="label"), "outcome must be 'classes', 'number' or 'count', got 'label'"),
+        (
+            lambda: inspect.unwrap(mlp)(outcome="label"),
+            "outcome must be 'classes', 'number' or 'count', got 'label'",
+        ),
         (lambda: mlp(scale=2.0), "scale is the noise of outcome 'number'"),
         (lambda: mlp(outcome="number", scale=-1.0), "above 0"),
         (lambda: character_lstm(layers=0), "positive sizes"),
@@ -250,7 +290,9 @@ def test_an_equinox_module_is_a_model(batched, outcome, outputs, classes, y):
     assert len(jax.tree.leaves(params)) == 4
 
     first, last = (params.inner if batched else params).layers
-    output = np.tanh(np.asarray(rows.x @ first.weight.T + first.bias)) @ np.asarray(last.weight).T + np.asarray(last.bias)
+    output = np.tanh(np.asarray(rows.x @ first.weight.T + first.bias)) @ np.asarray(
+        last.weight
+    ).T + np.asarray(last.bias)
     if outcome == "number":
         expected = -0.5 * np.square(np.asarray(y) - output[:, 0]) - 0.5 * np.log(2 * np.pi)
     elif outcome == "count":
@@ -284,7 +326,9 @@ def test_equinox_modules_that_do_not_fit():
             return x @ self.weight + self.steps
 
     with pytest.raises(ValueError, match=r"Counter.*\.steps is an array of int32.*static field"):
-        from_equinox(lambda key: Counter(jnp.ones((3, 2)), jnp.arange(2)), name="Counter").init(KEY, spec((3,), 2))
+        from_equinox(lambda key: Counter(jnp.ones((3, 2)), jnp.arange(2)), name="Counter").init(
+            KEY, spec((3,), 2)
+        )
 
 
 def test_from_function_catches_a_summed_likelihood():
@@ -292,6 +336,8 @@ def test_from_function_catches_a_summed_likelihood():
     data = spec((3,), 2)
     model = from_function(base.log_likelihood, base.init, base.predictive, "own")
     assert jax.tree.structure(model.init(KEY, data)) == jax.tree.structure(base.init(KEY, data))
-    summed = from_function(lambda p, r: base.log_likelihood(p, r).sum(), base.init, base.predictive, "own")
+    summed = from_function(
+        lambda p, r: base.log_likelihood(p, r).sum(), base.init, base.predictive, "own"
+    )
     with pytest.raises(ValueError, match=r"own: log_likelihood of 3 rows has shape \(\)"):
         summed.init(KEY, data)

@@ -1,4 +1,6 @@
-"""NumPyro models against NumPyro itself: the clients' parts add up to the log joint of the pooled model, Jacobians included."""
+"""NumPyro models against NumPyro itself: the clients' parts add up to the log joint of the pooled
+model, Jacobians included.
+"""
 
 import sys
 from importlib import import_module
@@ -31,14 +33,19 @@ KEY = jax.random.key(0)
 
 
 def spec_of(y=np.float32, classes=None, columns=2, outcomes=()):
-    return Spec(Rows(jax.ShapeDtypeStruct((columns,), np.float32), jax.ShapeDtypeStruct(outcomes, y)), classes)
+    return Spec(
+        Rows(jax.ShapeDtypeStruct((columns,), np.float32), jax.ShapeDtypeStruct(outcomes, y)),
+        classes,
+    )
 
 
 NUMBERS, LABELS = spec_of(), spec_of(np.int32, 2)
 
 
 def crowded(x, y, client, clients):
-    """Every kind of site: real, positive, improper, a simplex, and a support that depends on another site."""
+    """Every kind of site: real, positive, improper, a simplex, and a support that depends on
+    another site.
+    """
     with numpyro.handlers.scale(scale=0.5):
         mean = numpyro.sample("mean", dist.Normal(1, 2))
     spread = numpyro.sample("spread", dist.HalfNormal(2))
@@ -54,7 +61,9 @@ def crowded(x, y, client, clients):
         cap = numpyro.sample("cap", dist.Uniform(below, top))
         numpyro.deterministic("both", shift + cap)
     numpyro.deterministic("largest", jnp.max(cap))  # of no client, and not shared either
-    centre = numpyro.deterministic("centre", shift[client] + cap[client] + mix[client, 0] * x[:, 0] + x @ weight)
+    centre = numpyro.deterministic(
+        "centre", shift[client] + cap[client] + mix[client, 0] * x[:, 0] + x @ weight
+    )
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(centre, noise), obs=y)
 
@@ -68,7 +77,10 @@ def test_clients_add_up_to_the_pooled_log_joint(centred):
     model, effects = crowded, EFFECTS
     if not centred:
         model = numpyro.handlers.reparam(crowded, config={"shift": LocScaleReparam(0)})
-        effects = {f"{site}_decentered" if site == "shift" else site: shape for site, shape in EFFECTS.items()}
+        effects = {
+            f"{site}_decentered" if site == "shift" else site: shape
+            for site, shape in EFFECTS.items()
+        }
     with jax.enable_x64(True):
         client = np.array([0, 1, 1, 2, 2, 2, 2, 1])
         x, y = RNG.normal(size=(8, 2)), RNG.normal(size=8)
@@ -81,18 +93,25 @@ def test_clients_add_up_to_the_pooled_log_joint(centred):
             total = mixed.log_prior(phi)
             for place in range(3):
                 rows = Rows(jnp.asarray(x[client == place]), jnp.asarray(y[client == place]))
-                total += mixed.law.log_density(phi, z[place]) + jnp.sum(mixed.log_likelihood(phi, z[place], rows))
+                total += mixed.law.log_density(phi, z[place]) + jnp.sum(
+                    mixed.log_likelihood(phi, z[place], rows)
+                )
             return total
 
         def pooled(phi, z):
             pieces = jnp.split(z, [1, 3], axis=1)
-            latent = {site: piece.reshape(3, *effects[site]) for site, piece in zip(effects, pieces, strict=True)}
+            latent = {
+                site: piece.reshape(3, *effects[site])
+                for site, piece in zip(effects, pieces, strict=True)
+            }
             return -potential_energy(model, (x, y, client, 3), {}, phi | latent)
 
-        found, expected = jax.jit(lambda *at: [jax.value_and_grad(joint, argnums=(0, 1))(*at) for joint in (ours, pooled)])(
-            phi, z
+        found, expected = jax.jit(
+            lambda *at: [jax.value_and_grad(joint, argnums=(0, 1))(*at) for joint in (ours, pooled)]
+        )(phi, z)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected
         )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), found, expected)
         assert np.isfinite(found[0])
 
 
@@ -104,18 +123,26 @@ def test_values_in_the_terms_of_the_model():
     @jax.jit
     def everything(key, phi, z):
         draws = jax.vmap(lambda z: mixed.describe(phi, z))(mixed.law.draws(key, phi, 4000))
-        begin = mixed.init(key, NUMBERS), mixed.init_effects(key, NUMBERS), mixed.law.start(phi | {"mean": jnp.array(50.0)})
+        begin = (
+            mixed.init(key, NUMBERS),
+            mixed.init_effects(key, NUMBERS),
+            mixed.law.start(phi | {"mean": jnp.array(50.0)}),
+        )
         return mixed.describe(phi, z), mixed.coefficients(phi, z), draws, begin
 
     own, shared, draws, (phi_start, effects_start, far_start) = everything(KEY, phi, z)
     top, below = np.exp(0.3), -1 + (np.exp(0.3) + 1) / (1 + np.exp(-0.3))
     cap = below + (top - below) / (1 + np.exp(-1.0))
     assert own.keys() == {"shift", "mix", "cap", "both"}
-    np.testing.assert_allclose([own["shift"], own["cap"], own["both"]], [0.5, cap, 0.5 + cap], rtol=1e-5)
+    np.testing.assert_allclose(
+        [own["shift"], own["cap"], own["both"]], [0.5, cap, 0.5 + cap], rtol=1e-5
+    )
     assert own["mix"].shape == (3,)
     np.testing.assert_allclose(own["mix"].sum(), 1.0, rtol=1e-5)
     assert shared.keys() == {*SHARED, "variance"}
-    np.testing.assert_allclose([shared["below"], shared["variance"]], [below, np.exp(0.6)], rtol=1e-5)
+    np.testing.assert_allclose(
+        [shared["below"], shared["variance"]], [below, np.exp(0.6)], rtol=1e-5
+    )
     # The law draws what it says, and chains start at its mean, wherever that is.
     for values, mean, sd in (
         (draws["shift"], 0.3, np.exp(0.3)),
@@ -127,11 +154,17 @@ def test_values_in_the_terms_of_the_model():
     assert jax.tree.map(jnp.shape, phi_start) == SHARED
     assert effects_start.shape == (4,)
     np.testing.assert_allclose(far_start[3], 50)
-    np.testing.assert_allclose([phi_start["mean"], phi_start["spread"]], [1, np.log(2 * np.sqrt(2 / np.pi))], rtol=1e-5)
+    np.testing.assert_allclose(
+        [phi_start["mean"], phi_start["spread"]], [1, np.log(2 * np.sqrt(2 / np.pi))], rtol=1e-5
+    )
 
 
 def test_where_it_starts_can_be_said():
-    mixed = client_plate(slopes, NUMBERS, init_strategy=init_to_value(values={"weight": 3, "spread": 2.0, "own": 7.0}))
+    mixed = client_plate(
+        slopes,
+        NUMBERS,
+        init_strategy=init_to_value(values={"weight": 3, "spread": 2.0, "own": 7.0}),
+    )
     phi = mixed.init(KEY, NUMBERS)
     np.testing.assert_allclose(phi["spread"], np.full(2, np.log(2)), rtol=1e-6)
     assert phi["weight"].dtype == np.float32
@@ -159,18 +192,27 @@ def intercepts(x, y, client, clients):
 
 @pytest.mark.parametrize(
     ("model", "ours", "spec", "effects"),
-    [(slopes, models.mixed_linear(scale=0.5, slopes=(1,)), NUMBERS, 2), (intercepts, models.mixed_logistic(), LABELS, 1)],
+    [
+        (slopes, models.mixed_linear(scale=0.5, slopes=(1,)), NUMBERS, 2),
+        (intercepts, models.mixed_logistic(), LABELS, 1),
+    ],
 )
 def test_mixed_models_written_in_numpyro(model, ours, spec, effects):
     mixed = client_plate(model, spec)
-    x, y = jnp.asarray(RNG.normal(size=(5, 2)), jnp.float32), jnp.array([0, 1, 1, 0, 1], spec.rows.y.dtype)
+    x, y = (
+        jnp.asarray(RNG.normal(size=(5, 2)), jnp.float32),
+        jnp.array([0, 1, 1, 0, 1], spec.rows.y.dtype),
+    )
     weight, z = jnp.array([0.7, -0.4]), jnp.array([0.9, -1.2])[:effects]
 
     def both(model, phi):
         return model.log_likelihood(phi, z, Rows(x, y)), model.predictive(phi, z, x)
 
     found, expected = jax.jit(
-        lambda: (both(mixed, {"weight": weight, "spread": jnp.zeros(2)}), both(ours, Linear(weight, jnp.zeros(()))))
+        lambda: (
+            both(mixed, {"weight": weight, "spread": jnp.zeros(2)}),
+            both(ours, Linear(weight, jnp.zeros(()))),
+        )
     )()
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
@@ -191,9 +233,21 @@ def observed(distribution, *columns):
     [
         (lambda eta: dist.Poisson(jnp.exp(eta)), np.array([0.0, 2.0, 5.0], np.float32), None),
         (lambda eta: dist.Bernoulli(jax.nn.sigmoid(eta)), np.array([0, 1, 1], np.int32), 2),
-        (lambda eta: dist.Categorical(jnp.array([0.2, 0.3, 0.5]) * jnp.ones((len(eta), 1))), np.array([0, 2, 1], np.int32), 3),
-        (lambda eta: dist.Categorical(logits=jnp.stack([eta, -eta, eta**2], -1)), np.array([0, 2, 1], np.int32), 3),
-        (lambda eta: dist.Normal(eta, 2.0).mask(True), np.array([0.3, -2.0, 1.0], np.float32), None),
+        (
+            lambda eta: dist.Categorical(jnp.array([0.2, 0.3, 0.5]) * jnp.ones((len(eta), 1))),
+            np.array([0, 2, 1], np.int32),
+            3,
+        ),
+        (
+            lambda eta: dist.Categorical(logits=jnp.stack([eta, -eta, eta**2], -1)),
+            np.array([0, 2, 1], np.int32),
+            3,
+        ),
+        (
+            lambda eta: dist.Normal(eta, 2.0).mask(True),
+            np.array([0.3, -2.0, 1.0], np.float32),
+            None,
+        ),
     ],
 )
 def test_predictions_score_as_the_model_does(distribution, y, classes):
@@ -241,16 +295,23 @@ def linear_gaussian(x, y, client, clients):
 
 
 def mode(clients):
-    """Where the marginal posterior of (mean, log spread, weight) is largest, effects integrated out in closed form."""
+    """Where the marginal posterior of (mean, log spread, weight) is largest, effects integrated out
+    in closed form.
+    """
 
     def loss(v):
         mean, log_spread, weight = v
         between, within = np.exp(2 * log_spread), 1.5**2
-        total = mean**2 / 25 + weight**2 / 0.05**2 + between - 2 * log_spread  # priors; the last term is the Jacobian
+        total = (
+            mean**2 / 25 + weight**2 / 0.05**2 + between - 2 * log_spread
+        )  # priors; the last term is the Jacobian
         for x, y in clients:
             off, rows = y - mean - weight * x[:, 0], len(y)
             all_together = within + rows * between
-            total += np.log(all_together) + (np.sum(off**2) - between / all_together * np.sum(off) ** 2) / within
+            total += (
+                np.log(all_together)
+                + (np.sum(off**2) - between / all_together * np.sum(off) ** 2) / within
+            )
         return total / 2
 
     best = minimize(loss, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-6, "fatol": 1e-9})
@@ -263,23 +324,38 @@ def test_fedpop_finds_the_mode_of_a_numpyro_model():
     rng, clients = np.random.default_rng(9), []
     for rows in rng.integers(3, 7, 40):
         x = rng.normal(size=(rows, 1))
-        clients.append((x.astype(np.float32), (1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 1.5 * rng.normal(size=rows))))
+        clients.append(
+            (
+                x.astype(np.float32),
+                (1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 1.5 * rng.normal(size=rows)),
+            )
+        )
     exact = mode(clients)
-    data = FederatedData.from_clients({f"site{place}": (x, y.astype(np.float32)) for place, (x, y) in enumerate(clients)})
+    data = FederatedData.from_clients(
+        {f"site{place}": (x, y.astype(np.float32)) for place, (x, y) in enumerate(clients)}
+    )
     ascent = optax.adam(optax.cosine_decay_schedule(0.1, 200))
     fed = fedpop(
-        client_plate(linear_gaussian, data.spec), step_size=2.0, draws=10, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent
+        client_plate(linear_gaussian, data.spec),
+        step_size=2.0,
+        draws=10,
+        kernel=ornstein_uhlenbeck(),
+        phi_optimizer=ascent,
     )
     engine = Simulation(fed, data, seed=0)
     state = engine.advance(engine.start(), 200)[0]
     found = state.server.theta.phi
     np.testing.assert_allclose(
-        [found["mean"], np.exp(found["spread"]), found["weight"]], [exact[0], np.exp(exact[1]), exact[2]], rtol=0.03
+        [found["mean"], np.exp(found["spread"]), found["weight"]],
+        [exact[0], np.exp(exact[1]), exact[2]],
+        rtol=0.03,
     )
     # A client's own posterior given the shared values, which is Gaussian.
     x, y = clients[3]
     precision = len(y) / 1.5**2 + np.exp(-2 * exact[1])
-    centre = (np.sum(y - exact[2] * x[:, 0]) / 1.5**2 + exact[0] * np.exp(-2 * exact[1])) / precision
+    centre = (
+        np.sum(y - exact[2] * x[:, 0]) / 1.5**2 + exact[0] * np.exp(-2 * exact[1])
+    ) / precision
     draws = engine.draws(state, np.array([3]), 1000)["own"][0, 0]
     assert abs(np.mean(draws) - centre) < 4 * np.sqrt(1 / precision / 1000) + 0.05
     np.testing.assert_allclose(np.std(draws), precision**-0.5, rtol=0.1)
@@ -300,9 +376,15 @@ def test_one_side_may_be_empty():
         with pytest.warns(UserWarning, match=words):
             fedpop(client_plate(model, NUMBERS), step_size=0.1).init(KEY, NUMBERS)
     rows = Rows(jnp.zeros((2, 2)), jnp.zeros(2))
-    np.testing.assert_allclose(client_plate(nothing_shared, NUMBERS).log_likelihood({}, jnp.ones(1), rows), -1.4189, rtol=1e-4)
     np.testing.assert_allclose(
-        client_plate(no_effects, NUMBERS).log_likelihood({"a": jnp.ones(())}, jnp.ones(0), rows), -1.4189, rtol=1e-4
+        client_plate(nothing_shared, NUMBERS).log_likelihood({}, jnp.ones(1), rows),
+        -1.4189,
+        rtol=1e-4,
+    )
+    np.testing.assert_allclose(
+        client_plate(no_effects, NUMBERS).log_likelihood({"a": jnp.ones(())}, jnp.ones(0), rows),
+        -1.4189,
+        rtol=1e-4,
     )
 
 
@@ -313,7 +395,11 @@ def broken(effect=None, outcome=None, size=None, before=None, plate="client"):
         scale = numpyro.sample("scale", dist.HalfNormal(1))
         shift = 0.0 if before is None else before(x, clients)
         with numpyro.plate(plate, clients if size is None else size):
-            own = numpyro.sample("own", dist.Normal(0, scale)) if effect is None else effect(x, clients, scale)
+            own = (
+                numpyro.sample("own", dist.Normal(0, scale))
+                if effect is None
+                else effect(x, clients, scale)
+            )
         if outcome is None:
             numpyro.sample("y", dist.Normal(own[client] + shift + x[:, 0], 1), obs=y)
         else:
@@ -350,30 +436,53 @@ def factored(eta, y):
         (broken(effect=nested), "'own' is inside two plates called 'client'"),
         (broken(size=1), "has size 1 where the model is called with clients=2"),
         (broken(size=8), "has size 8 where the model is called with clients=1"),
-        (broken(effect=lambda x, clients, scale: numpyro.sample("own", dist.Poisson(scale))), "'own' is discrete"),
-        (broken(before=lambda x, clients: numpyro.param("p", 1.0)), "'p' is a numpyro.param, which has no prior"),
         (
-            broken(before=lambda x, clients: jnp.sum(numpyro.sample("b", dist.Normal(0, 1).expand([clients]).to_event(1)))),
+            broken(effect=lambda x, clients, scale: numpyro.sample("own", dist.Poisson(scale))),
+            "'own' is discrete",
+        ),
+        (
+            broken(before=lambda x, clients: numpyro.param("p", 1.0)),
+            "'p' is a numpyro.param, which has no prior",
+        ),
+        (
+            broken(
+                before=lambda x, clients: jnp.sum(
+                    numpyro.sample("b", dist.Normal(0, 1).expand([clients]).to_event(1))
+                )
+            ),
             "'b' has a value for each client but is outside of plate 'client'",
         ),
         (
-            broken(before=lambda x, clients: numpyro.sample("e", dist.Normal(0, 1).expand([len(x)]).to_event(1))),
+            broken(
+                before=lambda x, clients: numpyro.sample(
+                    "e", dist.Normal(0, 1).expand([len(x)]).to_event(1)
+                )
+            ),
             "'e' has a value for each row",
         ),
         (
-            broken(effect=lambda x, clients, scale: numpyro.sample("own", dist.Normal(jnp.mean(x[:, 0]), scale))),
+            broken(
+                effect=lambda x, clients, scale: numpyro.sample(
+                    "own", dist.Normal(jnp.mean(x[:, 0]), scale)
+                )
+            ),
             "distribution of 'own' depends on the rows",
         ),
         (
             broken(before=lambda x, clients: numpyro.sample("b", dist.Normal(0, 1 / len(x)))),
             "distribution of 'b' depends on the rows",
         ),
-        (broken(outcome=lambda eta, y: None), "one observed site is needed, the outcomes as obs=y, but there are none"),
+        (
+            broken(outcome=lambda eta, y: None),
+            "one observed site is needed, the outcomes as obs=y, but there are none",
+        ),
         (broken(outcome=several), r"but there are \['y', 'again'\]"),
         (broken(outcome=subsampled), "plate 'rows' is subsampled"),
         (broken(outcome=factored), "factor 'extra' belongs to no row"),
         (
-            broken(outcome=lambda eta, y: numpyro.sample("y", dist.Normal(eta, 1).to_event(1), obs=y)),
+            broken(
+                outcome=lambda eta, y: numpyro.sample("y", dist.Normal(eta, 1).to_event(1), obs=y)
+            ),
             r"log-densities of shape \(\) for 3 rows, but one a row",
         ),
         (
@@ -392,24 +501,37 @@ def test_data_that_do_not_fit():
         client_plate(slopes, LABELS)
     mixed = client_plate(slopes, NUMBERS)
     with pytest.raises(
-        ValueError, match=r"made for rows of shapes \(\(2,\), \(\)\) and classes=None, but these data have \(\(3,\)"
+        ValueError,
+        match=r"made for rows of shapes \(\(2,\), \(\)\) and classes=None, but these data have \(\(3,\)",
     ):
         mixed.init(KEY, spec_of(columns=3))
     with pytest.raises(TypeError) as raised:  # an error of the model's own says when it came up
         client_plate(broken(outcome=lambda eta, y: eta @ jnp.ones((7, 2))), NUMBERS)
-    assert any("tried on x, y of shapes (1, 2), (1,) of 1 client(s)" in note for note in raised.value.__notes__)
+    assert any(
+        "tried on x, y of shapes (1, 2), (1,) of 1 client(s)" in note
+        for note in raised.value.__notes__
+    )
 
 
 def test_outcomes_that_are_learned_from_but_not_predicted():
     model = from_numpyro(observed(lambda eta: dist.StudentT(3.0, eta, 1.0)), NUMBERS)
     params, x = model.init(KEY, NUMBERS), jnp.zeros((4, 2))
     assert model.log_likelihood(params, Rows(x, jnp.zeros(4))).shape == (4,)
-    with pytest.raises(ValueError, match=r"one Bernoulli, Categorical, Normal or Poisson outcome a row, .*'y' is StudentT"):
+    with pytest.raises(
+        ValueError,
+        match=r"one Bernoulli, Categorical, Normal or Poisson outcome a row, .*'y' is StudentT",
+    ):
         model.predictive(params, x)
     pairs = spec_of(outcomes=(2,))
-    model = from_numpyro(observed(lambda eta: dist.Normal(eta[:, None], 1.0).expand([len(eta), 2])), pairs)
+    model = from_numpyro(
+        observed(lambda eta: dist.Normal(eta[:, None], 1.0).expand([len(eta), 2])), pairs
+    )
     params, y = model.init(KEY, pairs), jnp.zeros((4, 2))
-    np.testing.assert_allclose(model.log_likelihood(params, Rows(x, y)), 2 * jax.scipy.stats.norm.logpdf(params["a"]), rtol=1e-5)
+    np.testing.assert_allclose(
+        model.log_likelihood(params, Rows(x, y)),
+        2 * jax.scipy.stats.norm.logpdf(params["a"]),
+        rtol=1e-5,
+    )
     with pytest.raises(ValueError, match=r"log-densities of shape \(4, 2\)"):
         model.predictive(params, x)
 
@@ -425,8 +547,8 @@ def test_without_numpyro_it_says_what_to_install(monkeypatch):
 def test_effects_are_those_of_pooled_nuts():
     """Random-intercept logistic regression, 40 clients of 5 to 60 rows.
 
-    Empirical Bayes holds the shared parameters at their mode: the effects' means agree, but their deviations lack what is not
-    known of the shared parameters and are a little too small.
+    Empirical Bayes holds the shared parameters at their mode: the effects' means agree, but their
+    deviations lack what is not known of the shared parameters and are a little too small.
     """
     rng = np.random.default_rng(4)
 
@@ -447,10 +569,18 @@ def test_effects_are_those_of_pooled_nuts():
     sampler.run(jax.random.key(1), x, y, client, 40)
     exact = sampler.get_samples()
 
-    data = FederatedData.from_clients({f"d{place}": (x[client == place], y[client == place]) for place in range(40)}, classes=2)
+    data = FederatedData.from_clients(
+        {f"d{place}": (x[client == place], y[client == place]) for place in range(40)}, classes=2
+    )
     rounds = 400
     ascent = optax.adam(optax.cosine_decay_schedule(0.05, rounds))
-    fed = fedpop(client_plate(districts, data.spec), step_size=0.3, draws=20, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent)
+    fed = fedpop(
+        client_plate(districts, data.spec),
+        step_size=0.3,
+        draws=20,
+        kernel=ornstein_uhlenbeck(),
+        phi_optimizer=ascent,
+    )
     engine = Simulation(fed, data, seed=0)
     state = engine.advance(engine.start(), rounds)[0]
     draws = np.moveaxis(engine.draws(state, np.arange(40), 4000)["own"][:, 0], 0, 1)

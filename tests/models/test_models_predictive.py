@@ -1,4 +1,6 @@
-"""Predictive distributions are real distributions, and their measures are those of scikit-learn and of plain NumPy."""
+"""Predictive distributions are real distributions, and their measures are those of scikit-learn and
+of plain NumPy.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +23,13 @@ MASK = RNG.random(300) < 0.7
 
 def test_categorical_sums_to_one_and_is_stable():
     extreme = jnp.array([[1e4, 0.0, -1e4], [0.3, -0.2, 0.1]])
-    np.testing.assert_allclose(np.exp(Categorical.of_logits(extreme).log_probability).sum(-1), 1, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.exp(Categorical.of_logits(extreme).log_probability).sum(-1), 1, rtol=1e-6
+    )
     binary = Categorical.of_logit(jnp.array([-500.0, 0.7, 500.0]))
-    np.testing.assert_allclose(binary.log_prob(jnp.array([1, 1, 0])), [-500, -np.log1p(np.exp(-0.7)), -500], rtol=1e-6)
+    np.testing.assert_allclose(
+        binary.log_prob(jnp.array([1, 1, 0])), [-500, -np.log1p(np.exp(-0.7)), -500], rtol=1e-6
+    )
     np.testing.assert_allclose(binary.mean.sum(-1), 1, rtol=1e-6)
 
 
@@ -35,10 +41,19 @@ def test_normal_and_poisson_against_scipy():
     mean, scale, y = RNG.normal(size=(3, 50)).astype(np.float32)
     scale = np.exp(scale)
     normal = Normal(jnp.asarray(mean), jnp.asarray(scale))
-    np.testing.assert_allclose(normal.log_prob(jnp.asarray(y)), scipy.stats.norm.logpdf(y, mean, scale), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        normal.log_prob(jnp.asarray(y)),
+        scipy.stats.norm.logpdf(y, mean, scale),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     counts = RNG.poisson(4.0, 50)
     poisson = Poisson(jnp.asarray(mean))
-    np.testing.assert_allclose(poisson.log_prob(jnp.asarray(counts)), scipy.stats.poisson.logpmf(counts, np.exp(mean)), rtol=1e-4)
+    np.testing.assert_allclose(
+        poisson.log_prob(jnp.asarray(counts)),
+        scipy.stats.poisson.logpmf(counts, np.exp(mean)),
+        rtol=1e-4,
+    )
     np.testing.assert_allclose(poisson.mean, np.exp(mean), rtol=1e-6)
 
 
@@ -49,7 +64,9 @@ def test_poisson_of_a_vanishing_rate_is_finite():
 
 
 def test_categorical_measures():
-    got = metrics.values(Categorical.of_logits(jnp.asarray(LOGITS)).measures(jnp.asarray(LABELS), jnp.asarray(MASK)))
+    got = metrics.values(
+        Categorical.of_logits(jnp.asarray(LOGITS)).measures(jnp.asarray(LABELS), jnp.asarray(MASK))
+    )
     probability = np.exp(LOGITS[MASK].astype(np.float64))
     probability /= probability.sum(-1, keepdims=True)
     y, predicted, confidence = LABELS[MASK], probability.argmax(-1), probability.max(-1)
@@ -60,7 +77,9 @@ def test_categorical_measures():
     assert got.keys() == {"accuracy", "nll", "brier", "ece"}
     np.testing.assert_allclose(got["accuracy"], accuracy_score(y, predicted), rtol=1e-5)
     np.testing.assert_allclose(got["nll"], log_loss(y, probability, labels=range(4)), rtol=1e-5)
-    np.testing.assert_allclose(got["brier"], brier_score_loss(y, probability, labels=range(4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        got["brier"], brier_score_loss(y, probability, labels=range(4)), rtol=1e-5
+    )
     np.testing.assert_allclose(got["ece"], sum(gaps) / len(y), rtol=1e-4)
 
 
@@ -83,11 +102,16 @@ def test_measures_of_numbers(kind):
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.floats(0, 1e3), min_size=3, max_size=3).filter(lambda w: sum(w) > 1e-3))
 def test_average_is_a_mixture_of_probabilities(weights):
-    stacked = jnp.asarray(scipy.special.log_softmax(RNG.normal(scale=3, size=(3, 5, 4)), axis=-1), jnp.float32)
+    stacked = jnp.asarray(
+        scipy.special.log_softmax(RNG.normal(scale=3, size=(3, 5, 4)), axis=-1), jnp.float32
+    )
     share = np.array(weights) / sum(weights)
     expected = np.einsum("m,mrc->rc", share, np.exp(np.asarray(stacked, np.float64)))
     np.testing.assert_allclose(
-        Categorical.average(stacked, jnp.asarray(weights, jnp.float32)).mean, expected, rtol=1e-4, atol=1e-7
+        Categorical.average(stacked, jnp.asarray(weights, jnp.float32)).mean,
+        expected,
+        rtol=1e-4,
+        atol=1e-7,
     )
 
 
@@ -99,19 +123,34 @@ def test_average_by_row_equal_weights_and_silenced_members():
     expected = np.einsum("mr,mrc->rc", by_row / by_row.sum(0), np.exp(stacked))
     np.testing.assert_allclose(np.exp(average(stacked, by_row)), expected, rtol=1e-5)
     broken = np.stack([stacked[0], np.full_like(stacked[1], np.nan)])
-    np.testing.assert_allclose(average(broken, np.array([2.0, 0.0], np.float32)), stacked[0], rtol=1e-5)
-    tiny = np.full((2, 1, 2), -300.0, np.float32)  # exp underflows in float32; the logarithm of the mean must not
+    np.testing.assert_allclose(
+        average(broken, np.array([2.0, 0.0], np.float32)), stacked[0], rtol=1e-5
+    )
+    tiny = np.full(
+        (2, 1, 2), -300.0, np.float32
+    )  # exp underflows in float32; the logarithm of the mean must not
     np.testing.assert_allclose(average(tiny), -300, rtol=1e-6)
 
 
 def test_a_mixture_against_scipy():
-    """Of numbers and of counts; a member of weight zero does not count, even one that gives nonsense."""
+    """Of numbers and of counts; a member of weight zero does not count, even one that gives
+    nonsense.
+    """
     mean, y = RNG.normal(size=(3, 20)).astype(np.float32), RNG.normal(size=20).astype(np.float32)
-    scale, weight = np.array([[0.5], [2.0], [1.0]], np.float32) * np.ones_like(mean), np.array([0.3, 0.7, 0.0], np.float32)
-    found = mixture_of(Normal(jnp.asarray(mean).at[2].set(1e6), jnp.asarray(scale)), jnp.asarray(weight))
+    scale, weight = (
+        np.array([[0.5], [2.0], [1.0]], np.float32) * np.ones_like(mean),
+        np.array([0.3, 0.7, 0.0], np.float32),
+    )
+    found = mixture_of(
+        Normal(jnp.asarray(mean).at[2].set(1e6), jnp.asarray(scale)), jnp.asarray(weight)
+    )
     assert isinstance(found, Mixture)
-    density = 0.3 * scipy.stats.norm.pdf(y, mean[0], 0.5) + 0.7 * scipy.stats.norm.pdf(y, mean[1], 2.0)
-    np.testing.assert_allclose(found.log_prob(jnp.asarray(y)), np.log(density), rtol=1e-4, atol=1e-5)
+    density = 0.3 * scipy.stats.norm.pdf(y, mean[0], 0.5) + 0.7 * scipy.stats.norm.pdf(
+        y, mean[1], 2.0
+    )
+    np.testing.assert_allclose(
+        found.log_prob(jnp.asarray(y)), np.log(density), rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(found.mean, 0.3 * mean[0] + 0.7 * mean[1], rtol=1e-5, atol=1e-6)
     got = metrics.values(found.measures(jnp.asarray(y), jnp.ones(20, bool)))
     assert got["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-4)

@@ -1,4 +1,6 @@
-"""What a mechanism costs: the theorem against arithmetic by hand, accountants against exact laws and against each other."""
+"""What a mechanism costs: the theorem against arithmetic by hand, accountants against exact laws
+and against each other.
+"""
 
 import math
 from dataclasses import replace
@@ -17,19 +19,29 @@ DELTA = 1e-5
 
 
 def mechanism(**changes: object) -> Mechanism:
-    given: dict = {"step_size": 1e-6, "temperature": 1.0, "correlation": 0.0, "clip": 0.5, "local_steps": 10}
+    given: dict = {
+        "step_size": 1e-6,
+        "temperature": 1.0,
+        "correlation": 0.0,
+        "clip": 0.5,
+        "local_steps": 10,
+    }
     given |= {"rows": (1000,) * 10, "batch_size": 200}
     return Mechanism(**(given | changes))
 
 
 def delta_of_gaussian(epsilon: float, noise: float) -> float:
     """The exact delta of the Gaussian mechanism (Balle and Wang, 2018)."""
-    return float(norm.cdf(0.5 / noise - epsilon * noise) - math.exp(epsilon) * norm.cdf(-0.5 / noise - epsilon * noise))
+    return float(
+        norm.cdf(0.5 / noise - epsilon * noise)
+        - math.exp(epsilon) * norm.cdf(-0.5 / noise - epsilon * noise)
+    )
 
 
 def test_theorem_of_scheme_two_is_what_it_is_by_hand():
-    # N = 10 clients with p_c = 0.1, gamma = 20/100 = 0.2, C = 0.5 so that Delta = 1, tau (1 - rho^2) = 2 (1 - 0.36) = 1.28,
-    # delta_0 = 1.25e-5 so that log(1.25 / delta_0) = log(1e5) = 11.512925465, eta = 1.28e-5 / 11.512925465 = 1.111794e-6.
+    # N = 10 clients with p_c = 0.1, gamma = 20/100 = 0.2, C = 0.5 so that Delta = 1, tau (1 -
+    # rho^2) = 2 (1 - 0.36) = 1.28, delta_0 = 1.25e-5 so that log(1.25 / delta_0) = log(1e5) =
+    # 11.512925465, eta = 1.28e-5 / 11.512925465 = 1.111794e-6.
     eta = 1.28e-5 / 11.512925465
     two = mechanism(
         step_size=eta,
@@ -43,11 +55,11 @@ def test_theorem_of_scheme_two_is_what_it_is_by_hand():
     )
     deltas = Deltas(math.log(1 / 1.25e-5), math.log(1 / 1e-3), math.log(1 / 1e-4))
     # eps_1 = 2 sqrt(eta 11.512925465 / (1.28 0.1)) = 2 sqrt(1.28e-5 / 0.128) = 2 sqrt(1e-4) = 0.02
-    # eps_K = 0.02 (sqrt(200 log 1000) + 100 (e^0.02 - 1)) = 0.02 (sqrt(200 6.907755279) + 100 0.020201340)
-    #       = 0.02 (37.169221 + 2.020134) = 0.783787, less than 0.02 100 = 2
-    # eps~  = log(1 + 0.5 (e^0.783787 - 1)) = log(1 + 0.5 1.189749) = log 1.594875 = 0.466795
-    # of 50 rounds: 0.466795 min{sqrt(100 log 1e4) + 50 0.594875, 50} = 0.466795 min{30.348543 + 29.743725, 50} = 23.339750
-    # delta = 50 0.5 (100 0.2 1.25e-5 + 1e-3) + 1e-4 = 25 0.00125 + 0.0001 = 0.03135
+    # eps_K = 0.02 (sqrt(200 log 1000) + 100 (e^0.02 - 1)) = 0.02 (sqrt(200 6.907755279) + 100
+    # 0.020201340)       = 0.02 (37.169221 + 2.020134) = 0.783787, less than 0.02 100 = 2 eps~  =
+    # log(1 + 0.5 (e^0.783787 - 1)) = log(1 + 0.5 1.189749) = log 1.594875 = 0.466795 of 50 rounds:
+    # 0.466795 min{sqrt(100 log 1e4) + 50 0.594875, 50} = 0.466795 min{30.348543 + 29.743725, 50} =
+    # 23.339750 delta = 50 0.5 (100 0.2 1.25e-5 + 1e-3) + 1e-4 = 25 0.00125 + 0.0001 = 0.03135
     found = guarantee(two, rounds=50, deltas=deltas)
     assert found.epsilon == pytest.approx(23.33975, rel=1e-5)
     assert found.delta == pytest.approx(0.03135, rel=1e-9)
@@ -57,7 +69,8 @@ def test_theorem_of_scheme_two_is_what_it_is_by_hand():
 
 
 def test_theorem_of_scheme_one_is_what_it_is_by_hand():
-    # As above with N = 2 clients, p_c = 0.5, S = 2 draws, K = 1, gamma = 0.2: eps_1 = 2 sqrt(1.28e-5 / (1.28 0.5)) = 0.008944272
+    # As above with N = 2 clients, p_c = 0.5, S = 2 draws, K = 1, gamma = 0.2: eps_1 = 2
+    # sqrt(1.28e-5 / (1.28 0.5)) = 0.008944272
     eta = 1.28e-5 / 11.512925465
     one = mechanism(
         step_size=eta,
@@ -70,18 +83,20 @@ def test_theorem_of_scheme_one_is_what_it_is_by_hand():
         cohort_size=2,
     )
     deltas = Deltas(math.log(1 / 1.25e-5), math.log(1 / 1e-3), math.inf)
-    # eps_K = eps_1, as K = 1 is less than sqrt(2 log 1000) + ...; 1 - (1 - 1/2)^2 = 0.75
-    # eps~ = log(1 + 0.75 (e^0.008944272 - 1)) = log(1 + 0.75 0.008984391) = log 1.006738293 = 0.006715690
-    # drawn once, with chance 2 0.5 0.5 = 0.5:  1.25 0.2 1e-5 + 1e-3 = 1.0025e-3
-    # drawn twice, with chance 0.25: (e^0.008944272 - 1) / (e^0.004472136 - 1) (1.25 0.2 (1e-5)^(1/4) + 1e-3)
-    #   = 2.004482151 (0.25 0.0562341325 + 0.001) = 2.004482151 0.0150585331 = 0.0301845609
-    # delta~ = 0.5 1.0025e-3 + 0.25 0.0301845609 = 0.00804739; of 3 rounds, without delta_2: 3 times both
+    # eps_K = eps_1, as K = 1 is less than sqrt(2 log 1000) + ...; 1 - (1 - 1/2)^2 = 0.75 eps~ =
+    # log(1 + 0.75 (e^0.008944272 - 1)) = log(1 + 0.75 0.008984391) = log 1.006738293 = 0.006715690
+    # drawn once, with chance 2 0.5 0.5 = 0.5:  1.25 0.2 1e-5 + 1e-3 = 1.0025e-3 drawn twice, with
+    # chance 0.25: (e^0.008944272 - 1) / (e^0.004472136 - 1) (1.25 0.2 (1e-5)^(1/4) + 1e-3)   =
+    # 2.004482151 (0.25 0.0562341325 + 0.001) = 2.004482151 0.0150585331 = 0.0301845609 delta~ = 0.5
+    # 1.0025e-3 + 0.25 0.0301845609 = 0.00804739; of 3 rounds, without delta_2: 3 times both
     found = guarantee(one, rounds=3, deltas=deltas)
     assert found.epsilon == pytest.approx(3 * 0.00671569, rel=1e-5)
     assert found.delta == pytest.approx(3 * 0.00804739, rel=1e-5)
 
 
-@pytest.mark.parametrize("way", [{}, {"scheme": "uniform", "cohort_size": 3}, {"scheme": "weighted", "cohort_size": 3}])
+@pytest.mark.parametrize(
+    "way", [{}, {"scheme": "uniform", "cohort_size": 3}, {"scheme": "weighted", "cohort_size": 3}]
+)
 def test_the_delta_that_was_asked_for_is_met_and_the_step_size_is_bounded(way):
     some = mechanism(**way)
     largest = largest_permitted(some, rounds=50, delta=DELTA)
@@ -108,11 +123,16 @@ def test_groups_are_never_better_than_their_clients():
     some = mechanism(rows=tuple(range(300, 420)), scheme="weighted", cohort_size=4)
     assert len(some.groups) == 16
     for rate, noise, chance in zip(some.rates, some.noises, some.chances, strict=True):
-        assert any(g.batch / g.rows >= rate and g.noise <= noise and g.chance >= chance for g in some.groups)
+        assert any(
+            g.batch / g.rows >= rate and g.noise <= noise and g.chance >= chance
+            for g in some.groups
+        )
 
 
 def test_rdp_and_pld_bound_the_exact_gaussian_mechanism():
-    """All rows, everyone: K R steps are one Gaussian mechanism of noise z / sqrt(K R), whose epsilon is known."""
+    """All rows, everyone: K R steps are one Gaussian mechanism of noise z / sqrt(K R), whose
+    epsilon is known.
+    """
     some = mechanism(batch_size=None, step_size=1e-4)
     noise = float(some.noises[0]) / math.sqrt(10 * 20)
     exact = brentq(lambda epsilon: delta_of_gaussian(epsilon, noise) - DELTA, 1e-3, 50)
@@ -122,15 +142,21 @@ def test_rdp_and_pld_bound_the_exact_gaussian_mechanism():
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_rdp_bounds_a_step_on_some_of_the_rows(sampling):
-    """All other rows have no gradient: the sum is a mixture of two Gaussians, and its exact delta an integral on a line.
+    """All other rows have no gradient: the sum is a mixture of two Gaussians, and its exact delta
+    an integral on a line.
 
-    One row of norm C is turned round (replaced), or taken away (Poisson sampling). The noise is in units of 2 C.
+    One row of norm C is turned round (replaced), or taken away (Poisson sampling). The noise is in
+    units of 2 C.
     """
     some = mechanism(local_steps=1, batch_size=300, step_size=1.5e-2, sampling=sampling)
     noise, at = float(some.noises[0]), np.linspace(-12, 12, 200_001)
     spread = 2 * noise
     here = 0.7 * norm.pdf(at, 0, spread) + 0.3 * norm.pdf(at, 1, spread)
-    there = 0.7 * norm.pdf(at, 0, spread) + 0.3 * norm.pdf(at, -1, spread) if sampling == "fixed" else norm.pdf(at, 0, spread)
+    there = (
+        0.7 * norm.pdf(at, 0, spread) + 0.3 * norm.pdf(at, -1, spread)
+        if sampling == "fixed"
+        else norm.pdf(at, 0, spread)
+    )
 
     def exact(epsilon: float) -> float:
         return float(np.sum(np.maximum(here - math.exp(epsilon) * there, 0)) * (at[1] - at[0]))
@@ -140,18 +166,25 @@ def test_rdp_bounds_a_step_on_some_of_the_rows(sampling):
 
 
 def test_known_cohorts_are_an_average_over_who_takes_part():
-    """Exactly, with all rows: delta(epsilon) is the mean, over the rounds a client is in, of the Gaussian mechanism's."""
+    """Exactly, with all rows: delta(epsilon) is the mean, over the rounds a client is in, of the
+    Gaussian mechanism's.
+    """
     some = mechanism(batch_size=None, step_size=1e-3, scheme="uniform", cohort_size=3)
     taken = np.arange(1, 31)
     chances = binom.pmf(taken, 30, 0.3)
 
     def excess(epsilon):
-        each = [delta_of_gaussian(epsilon, float(some.noises[0]) / math.sqrt(10 * times)) for times in taken]
+        each = [
+            delta_of_gaussian(epsilon, float(some.noises[0]) / math.sqrt(10 * times))
+            for times in taken
+        ]
         return float(chances @ each) - DELTA
 
     exact = brentq(excess, 1e-3, 60)
     assert exact < rdp(some, rounds=30, delta=DELTA) < 1.2 * exact
-    assert exact < pld(some, rounds=30, delta=DELTA) < 1.6 * exact  # a quantile of the rounds taken part in, not their law
+    assert (
+        exact < pld(some, rounds=30, delta=DELTA) < 1.6 * exact
+    )  # a quantile of the rounds taken part in, not their law
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
@@ -170,14 +203,21 @@ def test_rdp_is_below_the_theorem_where_everyone_takes_part(
 ):
     rounds = max(steps // local_steps, 1)
     some = mechanism(
-        batch_size=batch, local_steps=local_steps, temperature=temperature, correlation=correlation, clip=clip, rows=(1000,) * 10
+        batch_size=batch,
+        local_steps=local_steps,
+        temperature=temperature,
+        correlation=correlation,
+        clip=clip,
+        rows=(1000,) * 10,
     )
     some = replace(some, step_size=of_largest * largest_permitted(some, rounds=rounds, delta=delta))
     assert rdp(some, rounds=rounds, delta=delta) < theorem(some, rounds=rounds, delta=delta)
 
 
 def test_rdp_is_above_the_theorem_for_very_few_steps():
-    """Known and not hidden: Renyi divergences of one step on few of the rows convert to (epsilon, delta) with a loss."""
+    """Known and not hidden: Renyi divergences of one step on few of the rows convert to (epsilon,
+    delta) with a loss.
+    """
     few = mechanism(local_steps=1, batch_size=10)
     few = replace(few, step_size=largest_permitted(few, rounds=1, delta=DELTA))
     assert rdp(few, rounds=1, delta=DELTA) > theorem(few, rounds=1, delta=DELTA)
@@ -186,12 +226,16 @@ def test_rdp_is_above_the_theorem_for_very_few_steps():
 
 
 def test_the_theorem_of_partial_devices_does_not_hold_against_those_who_know_the_cohort():
-    """One round of one step on all rows: an observer who knows that the client took part sees a plain Gaussian mechanism.
+    """One round of one step on all rows: an observer who knows that the client took part sees a
+    plain Gaussian mechanism.
 
-    Its delta at the theorem's epsilon, times the chance 1/100 to take part, is thousands of times what the theorem says. `rdp`
-    holds. The same observer need not be told who took part, where clients' data differ by more than one row.
+    Its delta at the theorem's epsilon, times the chance 1/100 to take part, is thousands of times
+    what the theorem says. `rdp` holds. The same observer need not be told who took part, where
+    clients' data differ by more than one row.
     """
-    some = mechanism(local_steps=1, batch_size=None, rows=(1000,) * 100, scheme="uniform", cohort_size=1)
+    some = mechanism(
+        local_steps=1, batch_size=None, rows=(1000,) * 100, scheme="uniform", cohort_size=1
+    )
     some = replace(some, step_size=largest_permitted(some, rounds=1, delta=DELTA))
 
     def exact(epsilon: float) -> float:
@@ -211,7 +255,11 @@ def test_noise_that_all_share_protects_nothing():
 
 def test_every_chain_costs_as_much_as_one():
     four, long = mechanism(chains=4), mechanism(local_steps=40)
-    assert rdp(four, rounds=20, delta=DELTA) == rdp(long, rounds=20, delta=DELTA) > rdp(mechanism(), rounds=20, delta=DELTA)
+    assert (
+        rdp(four, rounds=20, delta=DELTA)
+        == rdp(long, rounds=20, delta=DELTA)
+        > rdp(mechanism(), rounds=20, delta=DELTA)
+    )
     assert theorem(four, rounds=20, delta=DELTA) == theorem(long, rounds=20, delta=DELTA)
 
 
@@ -222,7 +270,10 @@ def test_every_chain_costs_as_much_as_one():
         ({"step_size": -1.0}, "step_size must be a finite number above 0"),
         ({"clip": math.inf}, "clip must be a finite number above 0"),
         ({"correlation": 1.2}, r"correlation \(rho\) must be in \[0, 1\], got 1.2"),
-        ({"scheme": "uniform", "cohort_size": 11}, "a cohort of 11 of 10 clients; choose a size up to 10"),
+        (
+            {"scheme": "uniform", "cohort_size": 11},
+            "a cohort of 11 of 10 clients; choose a size up to 10",
+        ),
         ({"scheme": "uniform"}, "cohort_size goes with scheme 'uniform' or 'weighted'"),
         ({"rows": (3, 0)}, "every client needs at least one training row"),
         ({"local_steps": 0}, "local_steps must be at least 1"),
@@ -234,7 +285,9 @@ def test_mistakes_are_named(change, message):
 
 
 def test_accountants_say_what_they_are_not_for():
-    with pytest.raises(ValueError, match="no privacy loss distribution for minibatches of fixed size"):
+    with pytest.raises(
+        ValueError, match="no privacy loss distribution for minibatches of fixed size"
+    ):
         pld(mechanism(), rounds=1, delta=DELTA)
     with pytest.raises(ValueError, match="is for minibatches of fixed size"):
         theorem(mechanism(sampling="poisson"), rounds=1, delta=DELTA)

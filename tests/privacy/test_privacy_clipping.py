@@ -1,4 +1,6 @@
-"""Clipping: no row moves the sum by more than it may, and where the bound is large nothing is changed."""
+"""Clipping: no row moves the sum by more than it may, and where the bound is large nothing is
+changed.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +35,18 @@ def by_hand(theta, batch, clip):
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), theta)
     gradient_of = jax.jit(jax.grad(lambda at, one: -MODEL.log_likelihood(at, one)[0]))
     for place in range(len(batch.mask)):
-        gradient = gradient_of(theta, jax.tree.map(lambda leaf, at=place: leaf[at : at + 1], batch.rows))
-        length = np.sqrt(sum(float(np.sum(np.asarray(leaf, float) ** 2)) for leaf in jax.tree.leaves(gradient)))
+        gradient = gradient_of(
+            theta, jax.tree.map(lambda leaf, at=place: leaf[at : at + 1], batch.rows)
+        )
+        length = np.sqrt(
+            sum(float(np.sum(np.asarray(leaf, float) ** 2)) for leaf in jax.tree.leaves(gradient))
+        )
         scale = min(1.0, clip / length)
-        total = jax.tree.map(lambda so_far, leaf, scale=scale: so_far + scale * np.asarray(leaf, float), total, gradient)
+        total = jax.tree.map(
+            lambda so_far, leaf, scale=scale: so_far + scale * np.asarray(leaf, float),
+            total,
+            gradient,
+        )
     return total
 
 
@@ -52,7 +62,9 @@ def test_sum_is_that_of_rows_clipped_one_by_one():
     theta, batch = problem()
     expected = by_hand(theta, batch, 0.7)
     close(TOTAL(theta, batch), expected)
-    close(jax.jit(clipped_sum(MODEL.log_likelihood, clip=0.7, rows_at_once=5))(theta, batch), expected)
+    close(
+        jax.jit(clipped_sum(MODEL.log_likelihood, clip=0.7, rows_at_once=5))(theta, batch), expected
+    )
 
 
 def test_a_large_bound_changes_nothing():
@@ -63,7 +75,9 @@ def test_a_large_bound_changes_nothing():
 
 def test_no_row_moves_the_sum_by_more_than_the_bound():
     theta, batch = problem()
-    norms = [norm_of(TOTAL(theta, Batch(batch.rows, jnp.arange(12) == place))) for place in range(12)]
+    norms = [
+        norm_of(TOTAL(theta, Batch(batch.rows, jnp.arange(12) == place))) for place in range(12)
+    ]
     assert max(norms) <= 0.7 * (1 + 1e-5)
     assert max(norms) > 0.69  # some rows are at the bound, or nothing was tested
     assert min(norms) < 0.1
@@ -89,7 +103,9 @@ def linear(theta, rows):
     return -jnp.sum(rows * theta, -1)
 
 
-CLIPPED_ROW = jax.jit(lambda row: clipped_sum(linear, clip=0.3)(jnp.zeros(4), Batch(row[None], jnp.ones(1, bool))))
+CLIPPED_ROW = jax.jit(
+    lambda row: clipped_sum(linear, clip=0.3)(jnp.zeros(4), Batch(row[None], jnp.ones(1, bool)))
+)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -98,11 +114,14 @@ def test_norm_of_any_row_is_bounded(row):
     clipped = np.asarray(CLIPPED_ROW(jnp.asarray(row, jnp.float32)))
     length = np.linalg.norm(np.asarray(row, np.float64))
     assert np.linalg.norm(clipped) <= 0.3 * (1 + 1e-5)
-    np.testing.assert_allclose(clipped, np.asarray(row) * min(1.0, 0.3 / max(length, 1e-300)), rtol=1e-4, atol=1e-15)
+    np.testing.assert_allclose(
+        clipped, np.asarray(row) * min(1.0, 0.3 / max(length, 1e-300)), rtol=1e-4, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"clip": 0.0}, "must be above 0"), ({"clip": 1.0, "rows_at_once": 0}, "at least 1")]
+    ("options", "message"),
+    [({"clip": 0.0}, "must be above 0"), ({"clip": 1.0, "rows_at_once": 0}, "at least 1")],
 )
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):

@@ -25,17 +25,28 @@ def changed(mechanism: Mechanism = ROUND, **budget: object) -> Ledger:
 
 
 def test_it_reports_what_each_accountant_says():
-    assert LEDGER.spent(7) == {"theorem": theorem(ROUND, rounds=7, delta=1e-5), "rdp": rdp(ROUND, rounds=7, delta=1e-5)}
-    assert LEDGER.metrics(7) == {f"epsilon_{name}": value for name, value in LEDGER.spent(7).items()}
+    assert LEDGER.spent(7) == {
+        "theorem": theorem(ROUND, rounds=7, delta=1e-5),
+        "rdp": rdp(ROUND, rounds=7, delta=1e-5),
+    }
+    assert LEDGER.metrics(7) == {
+        f"epsilon_{name}": value for name, value in LEDGER.spent(7).items()
+    }
     assert LEDGER.spent(0) == {"theorem": 0.0, "rdp": 0.0}
-    assert LEDGER.next_cost(7) == pytest.approx(rdp(ROUND, rounds=8, delta=1e-5) - rdp(ROUND, rounds=7, delta=1e-5))
+    assert LEDGER.next_cost(7) == pytest.approx(
+        rdp(ROUND, rounds=8, delta=1e-5) - rdp(ROUND, rounds=7, delta=1e-5)
+    )
 
 
 def test_the_budget_is_met_and_not_passed():
     permitted = LEDGER.permitted()
     assert permitted is not None
     assert permitted > 10
-    assert rdp(ROUND, rounds=permitted, delta=1e-5) <= 1.0 < rdp(ROUND, rounds=permitted + 1, delta=1e-5)
+    assert (
+        rdp(ROUND, rounds=permitted, delta=1e-5)
+        <= 1.0
+        < rdp(ROUND, rounds=permitted + 1, delta=1e-5)
+    )
     LEDGER.check(permitted)
     with pytest.raises(BudgetSpentError, match=f"at most {permitted - 4} more"):
         LEDGER.check(permitted + 1, done=4)
@@ -61,7 +72,9 @@ def test_a_budget_by_the_theorem_ends_sooner_and_needs_its_range():
 
 def test_pld_lines_are_of_the_next_round_number():
     poisson = changed(replace(ROUND, sampling="poisson"), accountants=("pld", "rdp"))
-    assert poisson.metrics(123)["epsilon_pld"] == poisson.spent(130)["pld"] > poisson.spent(123)["pld"]
+    assert (
+        poisson.metrics(123)["epsilon_pld"] == poisson.spent(130)["pld"] > poisson.spent(123)["pld"]
+    )
     assert poisson.metrics(12)["epsilon_pld"] == poisson.spent(12)["pld"]
 
 
@@ -71,9 +84,13 @@ def test_its_record_is_plain_numbers_that_are_compared():
     assert all(type(value) is float for value in record.values())
     LEDGER.compare(record, 9)
     with pytest.raises(ValueError, match="says rdp="):
-        changed(replace(ROUND, local_steps=11), accountants=("rdp",)).compare({"rounds": 9.0, "rdp": record["rdp"]}, 9)
+        changed(replace(ROUND, local_steps=11), accountants=("rdp",)).compare(
+            {"rounds": 9.0, "rdp": record["rdp"]}, 9
+        )
     with pytest.raises(ValueError, match=r"says rounds=9.0 of its privacy, the ledger 10.0"):
-        changed(earlier_rounds=1, accountants=("rdp",)).compare({"rounds": 9.0, "rdp": rdp(ROUND, rounds=10, delta=1e-5)}, 9)
+        changed(earlier_rounds=1, accountants=("rdp",)).compare(
+            {"rounds": 9.0, "rdp": rdp(ROUND, rounds=10, delta=1e-5)}, 9
+        )
 
 
 @pytest.mark.parametrize(

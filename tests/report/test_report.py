@@ -1,4 +1,6 @@
-"""Pages that open without a network, figures that show what they should, and a demo that tells the truth."""
+"""Pages that open without a network, figures that show what they should, and a demo that tells the
+truth.
+"""
 
 import re
 from io import StringIO
@@ -20,7 +22,15 @@ from covey.runs.launch import run
 @pytest.fixture(scope="module")
 def done():
     data = demo.load("heart_disease").split(validation=0.2, test=0.2, seed=0).standardised()[0]
-    return run(fedavg(models.logistic()), data, rounds=4, seed=0, evaluate_every=2, progress=False, name="<b>trial</b>")
+    return run(
+        fedavg(models.logistic()),
+        data,
+        rounds=4,
+        seed=0,
+        evaluate_every=2,
+        progress=False,
+        name="<b>trial</b>",
+    )
 
 
 def test_a_page_is_whole_and_needs_nothing_from_outside(done, tmp_path):
@@ -36,10 +46,15 @@ def test_a_page_is_whole_and_needs_nothing_from_outside(done, tmp_path):
 
 def test_a_run_on_numbers_has_a_page_without_calibration(tmp_path):
     data = linear_gaussian().data.split(validation=0.2, test=0.2, seed=0)
-    page.write(run(fedavg(models.linear()), data, rounds=1, seed=0, evaluate_every=1, progress=False), tmp_path / "report.html")
+    page.write(
+        run(fedavg(models.linear()), data, rounds=1, seed=0, evaluate_every=1, progress=False),
+        tmp_path / "report.html",
+    )
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "nll of each client" in text
-    assert "calibration" not in text.partition("</script>")[2].rpartition("Clients")[0].replace("colorscale", "")
+    assert "calibration" not in text.partition("</script>")[2].rpartition("Clients")[0].replace(
+        "colorscale", ""
+    )
 
 
 def test_curves_show_measures_and_not_bookkeeping(done):
@@ -47,10 +62,16 @@ def test_curves_show_measures_and_not_bookkeeping(done):
     shown = {annotation.text for annotation in figure.layout.annotations}
     assert {"train loss", "validation accuracy", "bits up"} <= shown
     assert not shown & {"clients", "seconds", "round", "lost"}
-    (bits,) = [trace for trace, note in zip(figure.data, figure.layout.annotations, strict=True) if note.text == "bits up"]
+    (bits,) = [
+        trace
+        for trace, note in zip(figure.data, figure.layout.annotations, strict=True)
+        if note.text == "bits up"
+    ]
     np.testing.assert_array_equal(bits.y, done.metrics["bits_up"].cumsum())
     (accuracy,) = [
-        t for t, note in zip(figure.data, figure.layout.annotations, strict=True) if note.text == "validation accuracy"
+        t
+        for t, note in zip(figure.data, figure.layout.annotations, strict=True)
+        if note.text == "validation accuracy"
     ]
     assert list(accuracy.x) == [2, 4]
 
@@ -75,7 +96,8 @@ def test_the_demo_says_what_it_found(tmp_path, monkeypatch):
     assert means["cleveland", "federated"] > 0.7
     assert means["switzerland", "mixed effects"] > means["switzerland", "federated"]
     assert (tmp_path / "figure.html").stat().st_size > 1e6
-    # What the mixed model says of hospitals: nearly every patient of Switzerland is ill; an interval narrows with patients.
+    # What the mixed model says of hospitals: nearly every patient of Switzerland is ill; an
+    # interval narrows with patients.
     effects = pd.read_csv(tmp_path / "effects.csv").set_index("name")
     assert effects.loc["switzerland", "low"] > effects.loc["cleveland", "high"]
     new = effects[effects.index.str.startswith("va, ")]

@@ -29,9 +29,14 @@ def courses(spoil: str = "") -> dict:
     for setting in SETTINGS:
         size = setting.clients if spoil != "size" else 10
         rho = setting.correlation if spoil != "rho" else 0.0
-        epsilon = np.sqrt(rounds if spoil != "rounds" else 0 * rounds + 1) * size / np.sqrt(1 - rho**2)
+        epsilon = (
+            np.sqrt(rounds if spoil != "rounds" else 0 * rounds + 1) * size / np.sqrt(1 - rho**2)
+        )
         rdp = 0.1 * epsilon if spoil != "rdp" else 2 * epsilon
-        made[setting] = Course({"theorem": epsilon, "rdp": rdp}, np.array([0.5, 0.6, 0.4 if spoil == "accuracy" else 0.7]))
+        made[setting] = Course(
+            {"theorem": epsilon, "rdp": rdp},
+            np.array([0.5, 0.6, 0.4 if spoil == "accuracy" else 0.7]),
+        )
     return made
 
 
@@ -43,7 +48,10 @@ def test_claims_hold_where_they_should_and_only_there(spoil):
 def test_rows_are_of_every_setting_and_of_the_plain_one_on_its_way():
     rows = rows_of({setting: [one, one] for setting, one in courses().items()}, SIZE)
     assert len(rows) == 3 * (len(SETTINGS) - 1 + len(SIZE.rounds))
-    assert rows[1].quantity == f"epsilon by rdp, rho {PLAIN.correlation:g}, 10 of 10 clients, 10 rounds"
+    assert (
+        rows[1].quantity
+        == f"epsilon by rdp, rho {PLAIN.correlation:g}, 10 of 10 clients, 10 rounds"
+    )
     assert rows[1].ours == pytest.approx(np.sqrt(10))
     assert rows[2].seeds == 2
 
@@ -57,7 +65,11 @@ def test_the_step_is_permitted_to_every_setting_and_one_more_tenth_is_not():
             mechanism = method_of(setting, scale * step, SIZE).mechanism
             assert mechanism is not None
             try:
-                theorem(mechanism(counts, cohort.uniform(setting.clients)(counts)), rounds=SIZE.rounds[-1], delta=DELTA)
+                theorem(
+                    mechanism(counts, cohort.uniform(setting.clients)(counts)),
+                    rounds=SIZE.rounds[-1],
+                    delta=DELTA,
+                )
             except ValueError:
                 assert not expected
                 refused += 1

@@ -1,4 +1,6 @@
-"""The reproductions of FedEM's results: that paths say what happened, and that budgets and data are what they claim to be."""
+"""The reproductions of FedEM's results: that paths say what happened, and that budgets and data are
+what they claim to be.
+"""
 
 import jax
 import numpy as np
@@ -16,13 +18,17 @@ def followed():
         data, model = mixtures.points(0, 5, spread=2.0, rows=40), mixtures.tied()
         rate = mixtures.memory_rate(dithering(levels=7), model, data)
         method = mixtures.fedem(model, step_size=0.3, memory_rate=rate)
-        return data, mixtures.followed(method, model, data, 300, seed=0, channel=dithering(levels=7), looks=10)
+        return data, mixtures.followed(
+            method, model, data, 300, seed=0, channel=dithering(levels=7), looks=10
+        )
 
 
 def test_a_path_starts_where_the_model_does_and_ends_where_em_has_no_step_left(followed):
     data, path = followed
     x = np.asarray(data.rows.x, float)
-    density = np.mean([multivariate_normal(mean, mixtures.COVARIANCE).pdf(x) for mean in mixtures.START], axis=0)
+    density = np.mean(
+        [multivariate_normal(mean, mixtures.COVARIANCE).pdf(x) for mean in mixtures.START], axis=0
+    )
     penalty = 0.5e-6 * np.trace(np.linalg.inv(mixtures.COVARIANCE))
     np.testing.assert_allclose(path.objective[0], -np.log(density).mean() + penalty, rtol=1e-10)
     assert path.h[0] > 0.1
@@ -57,7 +63,9 @@ def test_memories_learn_at_the_rate_of_theory():
 
 
 def test_clients_are_alike_or_not():
-    """The share of rows right of the middle: its variance over clients is that of a count, or far more."""
+    """The share of rows right of the middle: its variance over clients is that of a count, or far
+    more.
+    """
     for spread, low, high in ((0.0, 0.5, 1.6), (2.0, 8.0, np.inf)):
         data = mixtures.points(1, 100, spread=spread)
         right = np.asarray(data.rows.x)[:, 0].reshape(100, 100) > 0.25
@@ -73,5 +81,7 @@ def test_digits_are_principal_components(data_dir):
     x = np.asarray(data.rows.x, float)
     variance = x.var(0)
     assert x.shape[1] == 20
-    assert np.all(np.diff(variance) < 0.05 * variance[:-1])  # of a part of the digits: in order but for noise
+    assert np.all(
+        np.diff(variance) < 0.05 * variance[:-1]
+    )  # of a part of the digits: in order but for noise
     assert np.abs(np.corrcoef(x.T) - np.eye(20)).max() < 0.1

@@ -17,18 +17,24 @@ def cells():
 
 
 def test_effects_are_those_of_greatest_likelihood(cells):
-    """Sums of rates and of counts agree in every row and column: the score equations of the regression."""
+    """Sums of rates and of counts agree in every row and column: the score equations of the
+    regression.
+    """
     rates = birds.effects(cells, (16, 8))
     at = rates[cells.site, cells.column]
     for line, number in ((cells.site, 15), (cells.column, 8)):
-        np.testing.assert_allclose(np.bincount(line, at, number), np.bincount(line, cells.count, number), rtol=1e-6)
+        np.testing.assert_allclose(
+            np.bincount(line, at, number), np.bincount(line, cells.count, number), rtol=1e-6
+        )
     assert np.linalg.matrix_rank(rates[:15]) == 1
     np.testing.assert_allclose(rates[15], rates[:15].mean(0))  # nobody was there
 
 
 def test_the_deviance_is_twice_what_the_likelihood_lacks(cells):
     matrix = np.full((15, 8), 2.5)
-    lacking = poisson.logpmf(cells.count, np.maximum(cells.count, 1e-12)) - poisson.logpmf(cells.count, 2.5)
+    lacking = poisson.logpmf(cells.count, np.maximum(cells.count, 1e-12)) - poisson.logpmf(
+        cells.count, 2.5
+    )
     found = birds.score(cells, matrix)
     assert found.deviance == pytest.approx(2 * lacking.mean())
     assert found.error == pytest.approx(np.sqrt(np.mean((cells.count - 2.5) ** 2)))
@@ -67,4 +73,6 @@ def test_woodpeckers_that_were_held_out(data_dir):
     assert numbers["deviance of a held-out count, green_woodpecker, FedMissEM"] < 1.25
     assert claims[0].value < 0.65  # far better than the mean
     assert len(claims) == 3
-    assert 1.5 < numbers["green_woodpecker, smooth trend, 2017 over 2004"] < 4  # woodpeckers have become more
+    assert (
+        1.5 < numbers["green_woodpecker, smooth trend, 2017 over 2004"] < 4
+    )  # woodpeckers have become more

@@ -15,12 +15,16 @@ def test_the_two_losses_disagree():
     data = toy.clients()
     local = [quadratic(data, place) for place in range(2)]
     x, y = data.rows
-    pooled = np.linalg.lstsq(np.column_stack([x, np.ones(100)]).astype(np.float64), y, rcond=None)[0]
+    pooled = np.linalg.lstsq(np.column_stack([x, np.ones(100)]).astype(np.float64), y, rcond=None)[
+        0
+    ]
     np.testing.assert_allclose(fixed_point(local), pooled, rtol=1e-5)
     assert np.linalg.norm(np.mean([one.mean for one in local], 0) - pooled) > 0.5
     still = np.tile(pooled, (8, 1))
     assert toy.loss(local, still) < toy.loss(local, still + 0.1)
-    assert toy.loss(local, np.concatenate([still[:6] + 9, still[:2]])) == pytest.approx(toy.loss(local, still))
+    assert toy.loss(local, np.concatenate([still[:6] + 9, still[:2]])) == pytest.approx(
+        toy.loss(local, still)
+    )
 
 
 def test_bands_are_those_of_the_mean():
@@ -31,14 +35,18 @@ def test_bands_are_those_of_the_mean():
 
 
 def test_bias_and_variance_of_known_deltas():
-    """A mean delta that is turned by a right angle and three times too long, with noise of a known size."""
+    """A mean delta that is turned by a right angle and three times too long, with noise of a known
+    size.
+    """
     rng = np.random.default_rng(1)
     exact = np.array([[2.0, 0.0, 0.0]])
     deltas = np.array([0.0, 6.0, 0.0]) + 0.3 * rng.normal(size=(1, 4000, 1, 3))
     found = estimates.error_of(deltas, exact)
     assert found.bias[0] == pytest.approx(np.sqrt(2), abs=0.01)
     assert found.variance[0] == pytest.approx(3 * 0.3**2 / 36, rel=0.1)
-    few = estimates.error_of(np.array([2.0, 0.0, 0.0]) + 0.5 * rng.normal(size=(200, 4, 1, 3)), np.tile(exact, (200, 1)))
+    few = estimates.error_of(
+        np.array([2.0, 0.0, 0.0]) + 0.5 * rng.normal(size=(200, 4, 1, 3)), np.tile(exact, (200, 1))
+    )
     assert few.bias[0] < 0.2  # of four chains the noise alone turns the mean by 0.18, on average
 
 
@@ -56,7 +64,9 @@ def test_rounds_to_a_target():
     low, high = images.Curve(curve, curve), images.Curve(curve, curve + 0.1)
     found = {"FedAvg-ME": [low], "FedPA-ME": [high]}
     assert images.overtaking(found, images.SIZES["quick"]).value == pytest.approx(19 / 21)
-    assert not images.overtaking({"FedAvg-ME": [high], "FedPA-ME": [low]}, images.SIZES["quick"]).holds
+    assert not images.overtaking(
+        {"FedAvg-ME": [high], "FedPA-ME": [low]}, images.SIZES["quick"]
+    ).holds
     assert images.best({0.1: low, 1.0: images.Curve(curve + 0.1, curve - 0.5)}) == 1.0
 
 

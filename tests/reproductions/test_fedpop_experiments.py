@@ -1,4 +1,6 @@
-"""The reproductions of FedPop's results, at sizes that are quick, and what they are held against."""
+"""The reproductions of FedPop's results, at sizes that are quick, and what they are held
+against.
+"""
 
 import numpy as np
 import pytest
@@ -20,9 +22,17 @@ def small():
 
 def test_effects_that_do_not_differ_make_fedavg(small):
     data, _ = small
-    one = limits.path(limits.single(), data, 8, lambda state: np.append(state.parameters.weight, state.parameters.bias))
+    one = limits.path(
+        limits.single(),
+        data,
+        8,
+        lambda state: np.append(state.parameters.weight, state.parameters.bias),
+    )
     near, far = (
-        limits.distance(limits.path(limits.towards_single(sigma, data), data, 8, limits._typical), one) for sigma in (1e-3, 0.3)
+        limits.distance(
+            limits.path(limits.towards_single(sigma, data), data, 8, limits._typical), one
+        )
+        for sigma in (1e-3, 0.3)
     )
     assert near < 0.01
     assert far > 0.05
@@ -31,9 +41,16 @@ def test_effects_that_do_not_differ_make_fedavg(small):
 @pytest.mark.slow
 def test_effects_that_nothing_holds_make_fedrep(small):
     data, start = small
-    heads = limits.path(limits.heads(start), data, 8, lambda state: np.asarray(state.shared.parameters))
+    heads = limits.path(
+        limits.heads(start), data, 8, lambda state: np.asarray(state.shared.parameters)
+    )
     near, far = (
-        limits.distance(limits.path(limits.towards_heads(sigma, start, data), data, 8, lambda s: np.asarray(s.theta.phi)), heads)
+        limits.distance(
+            limits.path(
+                limits.towards_heads(sigma, start, data), data, 8, lambda s: np.asarray(s.theta.phi)
+            ),
+            heads,
+        )
         for sigma in (100.0, 0.003)
     )
     assert near < 0.02
@@ -42,10 +59,14 @@ def test_effects_that_nothing_holds_make_fedrep(small):
 
 def test_the_oracle_is_the_posterior_mean():
     """Of one row with one feature: shrunk least squares."""
-    found = synthetic.oracle(Rows(np.array([[3.0, 4.0]]), np.array([2.0])), np.array([[0.6], [0.8]]), 0.5)
+    found = synthetic.oracle(
+        Rows(np.array([[3.0, 4.0]]), np.array([2.0])), np.array([[0.6], [0.8]]), 0.5
+    )
     np.testing.assert_allclose(found, [5 * 2 / 0.25 / (1 + 25 / 0.25)])
     assert synthetic.principal_angle(np.eye(3)[:, :2], np.eye(3)[:, 1:]) == pytest.approx(1.0)
-    assert synthetic.principal_angle(np.eye(3)[:, :2], 7 * np.eye(3)[:, [1, 0]]) == pytest.approx(0.0)
+    assert synthetic.principal_angle(np.eye(3)[:, :2], 7 * np.eye(3)[:, [1, 0]]) == pytest.approx(
+        0.0
+    )
 
 
 @pytest.mark.slow

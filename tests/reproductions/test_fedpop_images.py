@@ -1,4 +1,6 @@
-"""FedPop's experiments on images, on made-up images: sizes, budgets, and that choices are made on validation rows."""
+"""FedPop's experiments on images, on made-up images: sizes, budgets, and that choices are made on
+validation rows.
+"""
 
 from dataclasses import replace
 
@@ -31,7 +33,17 @@ from reproductions.fedpop_images import (
     table,
 )
 
-TINY = Size(seeds=1, clients=4, channels=(2, 3), hidden=(4,), halved=True, rounds=2, every=1, candidates=1, cohort=4)
+TINY = Size(
+    seeds=1,
+    clients=4,
+    channels=(2, 3),
+    hidden=(4,),
+    halved=True,
+    rounds=2,
+    every=1,
+    candidates=1,
+    cohort=4,
+)
 
 
 def made_up(name: str, *, clients: int, **options: object) -> FederatedData:
@@ -56,7 +68,9 @@ def test_clients_have_the_images_that_the_problem_says():
     assert sorted(data.counts("train")) == [3, 3, 10, 10]
     assert set(data.counts("test")) == set(data.counts("validation")) == {8}
     assert data.spec.rows.x.shape == data.rows.x.shape[1:] == (16, 16, 3)
-    assert set(images_of(Problem(5, most=None), TINY._replace(halved=False), 0).counts("train")) == {24}
+    assert set(
+        images_of(Problem(5, most=None), TINY._replace(halved=False), 0).counts("train")
+    ) == {24}
 
 
 def test_halving_takes_means_of_four_pixels():
@@ -67,13 +81,28 @@ def test_halving_takes_means_of_four_pixels():
     np.testing.assert_array_equal(half.rows.x[7, 2, 5], corner)
 
 
-@pytest.mark.parametrize("name", [name if name == "FedSOUL" else pytest.param(name, marks=pytest.mark.slow) for name in COLOURS])
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "FedSOUL" else pytest.param(name, marks=pytest.mark.slow) for name in COLOURS],
+)
 def test_all_methods_do_the_same_work(name, monkeypatch):
     """One minibatch holds the ten rows of each client, so that steps are passes."""
     # Perceptrons: convolutions take long to compile.
-    monkeypatch.setattr(fedpop_images, "cifar_cnn", lambda *, channels, hidden: models.mlp(hidden=hidden))
-    monkeypatch.setattr(fedpop_images, "mixed_cifar_cnn", lambda *, channels, hidden: models.mixed_mlp(hidden=hidden))
-    done = run(method_of(name, 0.1, TINY, 10), images_of(Problem(5, most=10), TINY, 0), rounds=1, seed=0, progress=False)
+    monkeypatch.setattr(
+        fedpop_images, "cifar_cnn", lambda *, channels, hidden: models.mlp(hidden=hidden)
+    )
+    monkeypatch.setattr(
+        fedpop_images,
+        "mixed_cifar_cnn",
+        lambda *, channels, hidden: models.mixed_mlp(hidden=hidden),
+    )
+    done = run(
+        method_of(name, 0.1, TINY, 10),
+        images_of(Problem(5, most=10), TINY, 0),
+        rounds=1,
+        seed=0,
+        progress=False,
+    )
     # FedPop's gradient by phi is the last pass; a step of APFL takes two, and its share another.
     passes = {"FedSOUL": PASSES - 1, "APFL": PASSES // 2}.get(name, PASSES)
     assert done.metrics["local_steps"].to_list() == [passes]
@@ -103,24 +132,34 @@ def test_the_validation_rows_choose_where_a_run_is_scored(monkeypatch):
         def evaluate(self, *, part):
             return evaluation(data, looks[part][self.round - 1])
 
-    monkeypatch.setattr(fedpop_images, "run_method", lambda *arguments, rounds, **options: Walk().advance(rounds))
+    monkeypatch.setattr(
+        fedpop_images, "run_method", lambda *arguments, rounds, **options: Walk().advance(rounds)
+    )
     method = method_of("FedAvg", 0.1, TINY, 10)
-    validation, seen = best(method, data, TINY._replace(rounds=4), 0, lambda done: done.evaluate(split="test"))
+    validation, seen = best(
+        method, data, TINY._replace(rounds=4), 0, lambda done: done.evaluate(split="test")
+    )
     assert (validation, seen.pooled["accuracy"]) == (pytest.approx(0.5), pytest.approx(0.6))
 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Runs whose validation accuracy grows with the setting; test accuracy and confidence are those of the method."""
+    """Runs whose validation accuracy grows with the setting; test accuracy and confidence are those
+    of the method.
+    """
     asked = []
     accuracy = {"FedSOUL": 0.6, "FedRep": 0.7, "APFL": 0.5, "FedAvg": 0.3, "Local": 0.2}
 
     def best(method, data, size, seed, look):
         name, setting = method
         asked.append(method)
-        return setting, evaluation(data, accuracy[name] + 0.01 * (seed - fedpop_images.FIRST_SEED), confidence=0.8)
+        return setting, evaluation(
+            data, accuracy[name] + 0.01 * (seed - fedpop_images.FIRST_SEED), confidence=0.8
+        )
 
-    monkeypatch.setattr(fedpop_images, "method_of", lambda name, setting, size, rows: (name, setting))
+    monkeypatch.setattr(
+        fedpop_images, "method_of", lambda name, setting, size, rows: (name, setting)
+    )
     monkeypatch.setattr(fedpop_images, "best", best)
     return asked
 
@@ -130,7 +169,11 @@ def test_settings_are_chosen_at_the_first_seed_and_kept(scripted):
     cell = Problem(5, 3, 0.5, most=10)
     rows, claims, figure = small([cell], TINY._replace(seeds=3, candidates=2), said.append)
     first, second = SETTINGS["FedSOUL"][:2]
-    assert [setting for name, setting in scripted if name == "FedSOUL"] == [first, second, *[max(first, second)] * 2]
+    assert [setting for name, setting in scripted if name == "FedSOUL"] == [
+        first,
+        second,
+        *[max(first, second)] * 2,
+    ]
     assert [(row.ours, row.sd, row.seeds) for row in rows[:2]] == [
         (pytest.approx(x), pytest.approx(0.01), 3) for x in (0.61, 0.71)
     ]
@@ -159,13 +202,19 @@ def test_strange_images_are_told_apart_by_entropy(monkeypatch):
 
     def load_plain(name, **options):
         data = made_up(name, **options)
-        return replace(data, rows=Rows(np.zeros_like(data.rows.x), data.rows.y)) if name == "notmnist" else data
+        return (
+            replace(data, rows=Rows(np.zeros_like(data.rows.x), data.rows.y))
+            if name == "notmnist"
+            else data
+        )
 
     monkeypatch.setattr(fedpop_images, "load", load_plain)
     monkeypatch.setattr(
         fedpop_images,
         "method_of",
-        lambda name, setting, size, rows: fedavg(models.softmax(), client_optimizer=optax.sgd(0.1), epochs=20),
+        lambda name, setting, size, rows: fedavg(
+            models.softmax(), client_optimizer=optax.sgd(0.1), epochs=20
+        ),
     )
     rows, claims, figure = strange({Problem(5, images="mnist"): ("notmnist",)}, TINY, print)
     assert rows[0].quantity == "AUROC of the entropy, FedSOUL, mnist against notmnist"
@@ -179,4 +228,13 @@ def test_real_images(monkeypatch, data_dir):
     monkeypatch.setattr(fedpop_images, "load", load)
     size = TINY._replace(rounds=1)
     assert len(small([Problem(2, 5, 0.5)], size, print)[0]) == 4
-    assert len(strange({Problem(2, images="mnist"): ("fashion_mnist", "notmnist"), Problem(2): ("svhn",)}, size, print)[0]) == 6
+    assert (
+        len(
+            strange(
+                {Problem(2, images="mnist"): ("fashion_mnist", "notmnist"), Problem(2): ("svhn",)},
+                size,
+                print,
+            )[0]
+        )
+        == 6
+    )

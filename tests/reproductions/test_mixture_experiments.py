@@ -1,4 +1,6 @@
-"""The reproductions of FedEM for mixtures: what they are held against, and at the quick size that they hold."""
+"""The reproductions of FedEM for mixtures: what they are held against, and at the quick size that
+they hold.
+"""
 
 from types import SimpleNamespace
 
@@ -18,7 +20,11 @@ from reproductions import EXPERIMENTS
 from reproductions import mixture_real as real
 from reproductions import mixture_synthetic as synthetic
 
-REAL = ("mixture-digits", "mixture-cifar10", "mixture-shakespeare")  # with few rounds their order means little
+REAL = (
+    "mixture-digits",
+    "mixture-cifar10",
+    "mixture-shakespeare",
+)  # with few rounds their order means little
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,9 @@ def test_the_oracle_is_right_as_often_as_its_own_probabilities_say(small):
     error = 0.5 * np.sqrt(np.sum(weights**2) / 400)  # at most: labels of 400 rows a client
     found = synthetic.oracle(data, truth)
     assert found.mean == pytest.approx(100 * weights @ expected, abs=300 * error)
-    turned = synthetic.oracle(data, Mixture(-truth.theta, truth.pi))  # who takes every label for the other is as often wrong
+    turned = synthetic.oracle(
+        data, Mixture(-truth.theta, truth.pi)
+    )  # who takes every label for the other is as often wrong
     assert turned.mean == pytest.approx(100 - found.mean, abs=1e-3)
 
 
@@ -77,7 +85,10 @@ def test_the_number_of_components_with_the_least_held_out_loss_is_chosen():
     losses = {1: 0.7, 2: 0.3, 3: 0.4}
 
     def fit(number):
-        return SimpleNamespace(evaluate=lambda part: SimpleNamespace(pooled={"nll": losses[number], "part": part}), number=number)
+        return SimpleNamespace(
+            evaluate=lambda part: SimpleNamespace(pooled={"nll": losses[number], "part": part}),
+            number=number,
+        )
 
     choice = choose_components(fit, (1, 2, 3))
     assert choice.components == 2
@@ -94,11 +105,23 @@ def test_a_configuration_may_leave_the_number_to_the_data(tmp_path):
     site = np.repeat(list("abcd"), 100)
     # Two kinds of sites with opposite labels: one component cannot serve both.
     label = (x[:, 0] * np.where(site < "c", 1, -1) > 0).astype(int)
-    pd.DataFrame({"x0": x[:, 0], "x1": x[:, 1], "y": label, "site": site}).to_csv(tmp_path / "sites.csv", index=False)
+    pd.DataFrame({"x0": x[:, 0], "x1": x[:, 1], "y": label, "site": site}).to_csv(
+        tmp_path / "sites.csv", index=False
+    )
     tables = {
-        "data": {"name": "table", "path": str(tmp_path / "sites.csv"), "outcome": "y", "client": "site", "validation": 0.3},
+        "data": {
+            "name": "table",
+            "path": str(tmp_path / "sites.csv"),
+            "outcome": "y",
+            "client": "site",
+            "validation": 0.3,
+        },
         "model": {"name": "logistic"},
-        "method": {"name": "mixture", "components": "auto", "client_optimizer": {"name": "sgd", "learning_rate": 1.0}},
+        "method": {
+            "name": "mixture",
+            "components": "auto",
+            "client_optimizer": {"name": "sgd", "learning_rate": 1.0},
+        },
         "run": {"rounds": 30, "seed": 1},
     }
     tables["data"]["classes"] = 2
@@ -121,7 +144,9 @@ def test_rates_are_chosen_on_validation_rows_and_scored_on_test_rows(monkeypatch
 
     def best(method, data, size, seed):
         seen.append((method.name, seed))
-        accuracy = np.full(4, 0.9 if seed == real.FIRST_SEED and len(seen) == 2 else 0.5)  # the second rate of the first method
+        accuracy = np.full(
+            4, 0.9 if seed == real.FIRST_SEED and len(seen) == 2 else 0.5
+        )  # the second rate of the first method
         metrics = {"accuracy": Mean(accuracy * 100, np.full(4, 100.0))}
         return float(accuracy[0]), Evaluation(0, "test", data, metrics)
 
@@ -131,7 +156,11 @@ def test_rates_are_chosen_on_validation_rows_and_scored_on_test_rows(monkeypatch
     size = real.Size(2, 4, 2, 1, 2, ("FedEM", "FedAvg"))
     rows, claims, _ = real.table({problem: size}, lambda line: None)
     names = ["mixture", "mixture", "fedavg", "fedavg"]
-    assert [name for name, _ in seen] == [*names, "mixture", "fedavg"]  # chosen at the first seed alone
+    assert [name for name, _ in seen] == [
+        *names,
+        "mixture",
+        "fedavg",
+    ]  # chosen at the first seed alone
     found = {one.quantity: one.ours for one in rows}
     assert found["accuracy, FedEM, digits"] == pytest.approx(70)
     assert [round(claim.value) for claim in claims] == [20, 20]
@@ -148,7 +177,9 @@ def test_the_writers_are_those_who_wrote_most(data_dir):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("mixture-") and name not in REAL])
+@pytest.mark.parametrize(
+    "name", [name for name in EXPERIMENTS if name.startswith("mixture-") and name not in REAL]
+)
 def test_every_claim_holds(name):
     _, claims, _ = EXPERIMENTS[name].load()("quick", lambda line: None)
     assert all(claim.holds for claim in claims), claims

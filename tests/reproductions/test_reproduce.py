@@ -10,21 +10,29 @@ import pytest
 from reproductions import EXPERIMENTS
 from reproductions.result import Claim, Experiment, Result, Row, perform, write
 
-ROWS = [Row("accuracy of FedAvg", 0.81, 0.8125, 0.01, 3), Row("accuracy of ours", None, 0.9, None, 1)]
+ROWS = [
+    Row("accuracy of FedAvg", 0.81, 0.8125, 0.01, 3),
+    Row("accuracy of ours", None, 0.9, None, 1),
+]
 CLAIMS = [Claim("ours is better by 5 points", 0.0875, 0.05, True)]
 
 
 @pytest.fixture
 def experiment(monkeypatch) -> Experiment:
     module = ModuleType("some_paper")
-    module.__dict__["run"] = lambda scale, report: (report(f"working at {scale}"), (ROWS, CLAIMS, go.Figure()))[1]
+    module.__dict__["run"] = lambda scale, report: (
+        report(f"working at {scale}"),
+        (ROWS, CLAIMS, go.Figure()),
+    )[1]
     monkeypatch.setitem(sys.modules, "some_paper", module)
     return Experiment("some_paper:run", "A paper", {"quick": 1.0, "full": 2.0})
 
 
 def test_result_has_exactly_the_agreed_form(experiment, tmp_path):
     said: list[str] = []
-    result = perform("some-paper", experiment, scale="quick", out=tmp_path / "out", report=said.append)
+    result = perform(
+        "some-paper", experiment, scale="quick", out=tmp_path / "out", report=said.append
+    )
     assert said == ["working at quick"]
     assert result.holds
     written = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -35,9 +43,14 @@ def test_result_has_exactly_the_agreed_form(experiment, tmp_path):
         {"quantity": "accuracy of FedAvg", "paper": 0.81, "ours": 0.8125, "sd": 0.01, "seeds": 3},
         {"quantity": "accuracy of ours", "paper": None, "ours": 0.9, "sd": None, "seeds": 1},
     ]
-    assert written["claims"] == [{"claim": "ours is better by 5 points", "value": 0.0875, "bound": 0.05, "holds": True}]
+    assert written["claims"] == [
+        {"claim": "ours is better by 5 points", "value": 0.0875, "bound": 0.05, "holds": True}
+    ]
     assert {"covey", "jax", "python"} <= written["environment"].keys()
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["figure.html", "result.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "figure.html",
+        "result.json",
+    ]
 
 
 def test_the_figure_needs_no_network(experiment, tmp_path):
@@ -54,7 +67,11 @@ def test_one_claim_that_fails_is_enough():
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        write(tmp_path, Result("x", "quick", 1.0, [Row("q", None, float("nan"), None, 1)], []), go.Figure())
+        write(
+            tmp_path,
+            Result("x", "quick", 1.0, [Row("q", None, float("nan"), None, 1)], []),
+            go.Figure(),
+        )
     assert not list(tmp_path.iterdir())
 
 

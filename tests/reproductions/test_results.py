@@ -17,8 +17,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture
 def runs(tmp_path):
-    better = [Claim("accuracy of ours over theirs", 1.25, 0.0, True), Claim("the same of the worst", -0.5, 0.0, False)]
-    rows = [Row("accuracy, ours", 79.9, 80.123456, None, 1), Row("accuracy, theirs", None, 78.9, 0.25, 3)]
+    better = [
+        Claim("accuracy of ours over theirs", 1.25, 0.0, True),
+        Claim("the same of the worst", -0.5, 0.0, False),
+    ]
+    rows = [
+        Row("accuracy, ours", 79.9, 80.123456, None, 1),
+        Row("accuracy, theirs", None, 78.9, 0.25, 3),
+    ]
     write(tmp_path / "two", Result("two", "quick", 61.0, rows, better), go.Figure())
     write(tmp_path / "one", Result("one", "full", 5.0, rows[:1], better[:1]), go.Figure())
     return tmp_path
@@ -37,9 +43,15 @@ def test_claims_and_numbers_of_every_result_are_told(runs):
 
 
 def test_the_command_tells_what_is_lost_and_writes_everything(runs):
-    found = CliRunner().invoke(app, ["results", str(runs), "--out", str(runs / "all.md")], env={"COLUMNS": "130"})
+    found = CliRunner().invoke(
+        app, ["results", str(runs), "--out", str(runs / "all.md")], env={"COLUMNS": "130"}
+    )
     assert found.exit_code == 0
-    said = [[cell.strip() for cell in line.split("│")[1:-1]] for line in found.output.splitlines() if line.startswith("│")]
+    said = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in found.output.splitlines()
+        if line.startswith("│")
+    ]
     assert said == [
         ["one", "full", "5 s", "1 of 1", "", ""],
         ["two", "quick", "1 min 1 s", "1 of 2", "", ""],

@@ -135,7 +135,8 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, step)
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     atomic_files.write(path, b"old")
-    (tmp_path / ("file" + atomic_files.SUFFIX)).write_bytes(b"half of the n")  # what a kill leaves behind
+    # what a kill leaves behind
+    (tmp_path / ("file" + atomic_files.SUFFIX)).write_bytes(b"half of the n")
     assert path.read_bytes() == b"old"
     atomic_files.write(path, b"new")
     assert path.read_bytes() == b"new"

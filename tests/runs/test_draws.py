@@ -1,4 +1,6 @@
-"""Draws that a run collects: all of them, in order, on disk, after a stop; and what is made of them."""
+"""Draws that a run collects: all of them, in order, on disk, after a stop; and what is made of
+them.
+"""
 
 import jax
 import numpy as np
@@ -46,7 +48,8 @@ def test_a_stopped_run_ends_with_the_same_draws(whole, tmp_path):
     expected = whole[0].chains.draws()
     out, options = tmp_path / "run", {"seed": 0, "progress": False, "checkpoint_every": 4}
     run(method(), DATA, rounds=6, out=out, **options)
-    ahead = out / "draws" / "000000005-000000008.draws"  # a chunk whose checkpoint was never written
+    # a chunk whose checkpoint was never written
+    ahead = out / "draws" / "000000005-000000008.draws"
     ahead.write_bytes(b"not reached")
     resumed = run(method(), DATA, rounds=ROUNDS, out=out, resume=True, **options)
     same(resumed.chains.draws(), expected)
@@ -66,7 +69,8 @@ def test_predictions_average_probabilities_over_draws(whole):
     draws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).astype(float), done.chains.draws())
     each = 1 / (1 + np.exp(-(X @ draws.weight.T + draws.bias)))
     np.testing.assert_allclose(done.chains.predict(X).mean[:, 1], each.mean(1), rtol=1e-4)
-    newest = each.reshape(6, 2, ROUNDS - 1)[:, :, -3:].mean((1, 2))  # what the server keeps, and clients predict with
+    # what the server keeps, and clients predict with
+    newest = each.reshape(6, 2, ROUNDS - 1)[:, :, -3:].mean((1, 2))
     np.testing.assert_allclose(done.predict(X, client="site1").mean[:, 1], newest, rtol=1e-4)
 
 

@@ -173,7 +173,8 @@ def stored(method, data, tmp_path_factory) -> Path:
 
 
 def test_a_run_on_disk_is_the_same_and_can_be_read(method, data, whole, stored):
-    done = run(method, data, **knobs(), out=stored, checkpoint_every=4, resume=True)  # finished: nothing is left to do
+    # finished: nothing is left to do
+    done = run(method, data, **knobs(), out=stored, checkpoint_every=4, resume=True)
     assert_same(whole, done)
     assert done.name == "study"
     pd.testing.assert_frame_equal(pd.read_json(stored / "metrics.jsonl", lines=True), done.metrics)
@@ -183,7 +184,8 @@ def test_a_run_on_disk_is_the_same_and_can_be_read(method, data, whole, stored):
 def test_data_are_told_apart_by_their_rows_and_not_by_the_names_of_columns():
     x, y, owner = np.arange(6.0).reshape(3, 2), np.arange(3.0), [0, 0, 1]
     named = FederatedData.from_arrays(x, y, owner, features=["age", "dose"])
-    assert data_digest(named) == data_digest(FederatedData.from_arrays(x, y, owner)) == "d475a0c97c19dd22"  # as of runs before
+    # as of runs before
+    assert data_digest(named) == data_digest(FederatedData.from_arrays(x, y, owner)) == "d475a0c97c19dd22"
     assert data_digest(FederatedData.from_arrays(x[:, ::-1], y, owner)) != data_digest(named)
 
 
@@ -240,7 +242,8 @@ def test_a_full_disk_stops_the_run_and_the_run_goes_on_later(method, data, whole
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", full)  # the metrics are on disk already, the checkpoint is not
+        # the metrics are on disk already, the checkpoint is not
+        patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match=r"disk is full.*round 5 is intact"):
             done.advance(5)
     assert done.round == 10  # ahead of the checkpoint, which is of round 5
@@ -292,7 +295,8 @@ def test_bottom_decile_is_the_tenth_worst_of_a_hundred(data, clients, rank):
     accuracy = np.random.default_rng(0).permutation(clients) / clients
     total, count = jnp.asarray([*accuracy, 0.0]), jnp.asarray([1.0] * clients + [0.0])
     found = Evaluation(1, "test", data, {"accuracy": Mean(total, count)})
-    assert found.bottom_decile == pytest.approx((rank - 1) / clients)  # a client without rows is not the worst one
+    # a client without rows is not the worst one
+    assert found.bottom_decile == pytest.approx((rank - 1) / clients)
 
 
 def test_pooled_calibration_merges_bins_and_does_not_average_clients(data):

@@ -9,7 +9,9 @@ from covey import topology
 
 
 @pytest.mark.parametrize("peers", [1, 2, 5, 12])
-@pytest.mark.parametrize("make", [topology.complete(), topology.ring(), topology.grid(), topology.erdos_renyi(rounds=3)])
+@pytest.mark.parametrize(
+    "make", [topology.complete(), topology.ring(), topology.grid(), topology.erdos_renyi(rounds=3)]
+)
 def test_matrices_are_symmetric_and_doubly_stochastic(make, peers):
     matrices = make(peers)
     np.testing.assert_allclose(matrices.sum(1), 1)
@@ -25,9 +27,13 @@ def test_the_complete_graph_is_the_mean():
 
 
 def test_a_ring_mixes_as_its_eigenvalues_say():
-    """W is circulant with 1/3 on three diagonals: its eigenvalues are (1 + 2 cos(2 pi k / n)) / 3."""
+    """W is circulant with 1/3 on three diagonals: its eigenvalues are (1 + 2 cos(2 pi k / n)) /
+    3.
+    """
     n = 10
-    assert topology.contraction(topology.ring()(n)) == pytest.approx((1 + 2 * np.cos(2 * np.pi / n)) / 3)
+    assert topology.contraction(topology.ring()(n)) == pytest.approx(
+        (1 + 2 * np.cos(2 * np.pi / n)) / 3
+    )
 
 
 def test_a_grid_has_its_neighbours():
@@ -58,17 +64,26 @@ def test_a_graph_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: topology.custom([(0, 1), (2, 3)])(4), "in 2 parts that never hear of each other: 0, 1; 2, 3; add edges"),
+        (
+            lambda: topology.custom([(0, 1), (2, 3)])(4),
+            "in 2 parts that never hear of each other: 0, 1; 2, 3; add edges",
+        ),
         (lambda: topology.custom([(0, 4)])(4), r"peers 0 to 3, got \(0, 4\)"),
         (lambda: topology.custom([(1, 1)])(4), r"got \(1, 1\)"),
         (lambda: topology.custom(np.array([(1, 2, 3)])), "pairs of peers"),
         (lambda: topology.mixed_by([[0.5, 0.5], [0.4, 0.5]]), r"row 1 adds up to 0.9"),
         (lambda: topology.mixed_by([[1.5, -0.5], [-0.5, 1.5]]), "at least 0; row 0"),
         (lambda: topology.mixed_by([[0, 1], [1, 0]]), "W_ii must be above 0; that of peer 0"),
-        (lambda: topology.mixed_by([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]), "symmetric"),
+        (
+            lambda: topology.mixed_by([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]),
+            "symmetric",
+        ),
         (lambda: topology.mixed_by(np.eye(3)), "in 3 parts"),
         (lambda: topology.mixed_by(np.eye(1))(3), "of 1 peers, the data have 3"),
-        (lambda: topology.mixed_by([1.0, 2.0]), r"square, and several are stacked; got the shape \(2,\)"),
+        (
+            lambda: topology.mixed_by([1.0, 2.0]),
+            r"square, and several are stacked; got the shape \(2,\)",
+        ),
         (lambda: topology.erdos_renyi(probability=0.01)(50), "take about 0.16 or more"),
         (lambda: topology.erdos_renyi(probability=0.0), r"in \(0, 1\]"),
     ],
@@ -87,7 +102,10 @@ def test_networks_that_are_connected_only_over_time_are_allowed():
 
 @pytest.mark.skipif(importlib.util.find_spec("cvxpy") is None, reason="cvxpy is an extra")
 def test_the_fastest_weights_are_faster_than_metropolis():
-    slow, fast = (topology.contraction(topology.grid(weights=weights)(12)) for weights in ("metropolis", "fastest"))
+    slow, fast = (
+        topology.contraction(topology.grid(weights=weights)(12))
+        for weights in ("metropolis", "fastest")
+    )
     assert fast < 0.95 * slow
     topology.mixed_by(topology.grid(weights="fastest")(12))
 

@@ -1,13 +1,16 @@
-"""Clustered federated learning: where clients contradict each other they are divided in two, again and again.
+"""Clustered federated learning: where clients contradict each other they are divided in two, again
+and again.
 
-Sattler, Müller and Samek (2020), "Clustered federated learning: model-agnostic distributed multitask optimization under privacy
-constraints", algorithms 1 and 3. All clients begin with one model and FedAvg. Where FedAvg has come to rest but the clients have
-not, the sum of their gradients small and the gradients themselves large, they pull apart: clients whose gradients have a
-positive cosine stay together, and each half goes on with FedAvg of its own.
+Sattler, Müller and Samek (2020), "Clustered federated learning: model-agnostic distributed
+multitask optimization under privacy constraints", algorithms 1 and 3. All clients begin with one
+model and FedAvg. Where FedAvg has come to rest but the clients have not, the sum of their gradients
+small and the gradients themselves large, they pull apart: clients whose gradients have a positive
+cosine stay together, and each half goes on with FedAvg of its own.
 
-The paper's server compares all pairs of clients. Ours sees sums over clients alone, and divides by the leading direction v of
-their normalised gradients u_i instead, found by power iteration while FedAvg runs. At rest the cosine of two clients of two
-clusters is -1 and within a cluster 1 (its theorem 1), and then the sign of <u_i, v> and the cosines divide them alike.
+The paper's server compares all pairs of clients. Ours sees sums over clients alone, and divides by
+the leading direction v of their normalised gradients u_i instead, found by power iteration while
+FedAvg runs. At rest the cosine of two clients of two clusters is -1 and within a cluster 1 (its
+theorem 1), and then the sign of <u_i, v> and the cosines divide them alike.
 
     client:  cluster c by its signs at all divisions so far; g_i = gradient of its mean loss at theta_c, u_i = g_i / |g_i|
              Delta_i = theta_c - local optimiser from theta_c on D_i
@@ -17,8 +20,8 @@ clusters is -1 and within a cluster 1 (its theorem 1), and then the sign of <u_i
              r_c > apart times that of the first round, mean_i <u_i, v_c>^2 > coherence, and the last division is
              `patience` rounds ago
 
-A client keeps nothing: it finds its cluster from its rows, at the models and directions of the divisions, and so does a client
-that never took part. With one cluster it is FedAvg.
+A client keeps nothing: it finds its cluster from its rows, at the models and directions of the
+divisions, and so does a client that never took part. With one cluster it is FedAvg.
 
 Example:
     method = covey.clustered(covey.models.logistic(), clusters=3, client_optimizer=optax.sgd(0.1))
@@ -39,7 +42,8 @@ from covey.kernels.descent import Gradient, descend, mean_gradient, schedule
 from covey.models.measure import measure
 from covey.models.model import Model
 
-_PASS = 256  # rows at once in a gradient of all rows; bounds the memory and changes no value beyond rounding
+# rows at once in a gradient of all rows; bounds the memory and changes no value beyond rounding
+_PASS = 256
 _NOT_YET = -1
 
 
@@ -47,8 +51,9 @@ class Down(NamedTuple):
     """The clusters, and how clients come to them.
 
     parameters, direction: theta_c and v_c; the leading axis is the cluster.
-    divided: for each division, in their order, the cluster that it divided; the half with a negative sign became cluster 1 for
-        the first division, 2 for the second, and so on. -1 is a division that has not happened.
+    divided: for each division, in their order, the cluster that it divided; the half with a
+        negative sign became cluster 1 for the first division, 2 for the second, and so on. -1 is a
+        division that has not happened.
     at, along: the model and the direction of each division.
     """
 
@@ -60,7 +65,9 @@ class Down(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is sent to clients; the rounds since the last division; r of the first round, 0 before it."""
+    """What is sent to clients; the rounds since the last division; r of the first round, 0 before
+    it.
+    """
 
     down: Down
     rest: Int[Array, ""]
@@ -113,11 +120,12 @@ def clustered(
 ) -> Algorithm:
     """Clustered federated learning with at most so many `clusters`; other options as in FedAvg.
 
-    A cluster is at rest when its mean gradient is shorter than `tolerance` times the root mean square of its clients'. It is then
-    divided if that root mean square is above `apart` times what it was in the first round (the paper's second condition, whose
-    bound is a length), and the mean squared cosine of the gradients with the leading direction above `coherence`: for many
-    clients that have nothing but noise it is small. The earliest time is `patience` rounds after the last division. A message has
-    three vectors a cluster, where FedAvg's has one.
+    A cluster is at rest when its mean gradient is shorter than `tolerance` times the root mean
+    square of its clients'. It is then divided if that root mean square is above `apart` times what
+    it was in the first round (the paper's second condition, whose bound is a length), and the mean
+    squared cosine of the gradients with the leading direction above `coherence`: for many clients
+    that have nothing but noise it is small. The earliest time is `patience` rounds after the last
+    division. A message has three vectors a cluster, where FedAvg's has one.
     """
     check_weighting(weighting)
     if clusters < 1:
@@ -127,7 +135,9 @@ def clustered(
     if apart < 0:
         raise ValueError(f"clustered: apart must be at least 0, got {apart:g}")
     if not 0 <= coherence < 1:
-        raise ValueError(f"clustered: coherence is a mean squared cosine and must be in [0, 1), got {coherence:g}")
+        raise ValueError(
+            f"clustered: coherence is a mean squared cosine and must be in [0, 1), got {coherence:g}"
+        )
     if patience < 1:
         raise ValueError(f"clustered: patience must be at least 1 round, got {patience}")
     gradient = mean_gradient(model.log_likelihood)
@@ -141,10 +151,16 @@ def clustered(
         at = _stacked(first, clusters - 1)
         directions = jax.vmap(unit)(optax.tree.random_like(direction_key, models))
         none = jnp.full(clusters - 1, _NOT_YET, jnp.int32)
-        return State(Down(models, directions, none, at, jax.tree.map(jnp.zeros_like, at)), jnp.int32(0), jnp.zeros(()))
+        return State(
+            Down(models, directions, none, at, jax.tree.map(jnp.zeros_like, at)),
+            jnp.int32(0),
+            jnp.zeros(()),
+        )
 
     def cluster_of(down, data):
-        """Through the divisions in their order; a client without rows goes with the positive halves."""
+        """Through the divisions in their order; a client without rows goes with the positive
+        halves.
+        """
 
         def through(number, cluster):
             slope = whole_gradient(gradient, tree.take(down.at, number), data)
@@ -157,7 +173,10 @@ def clustered(
 
     def client(key, down, state, data):
         cluster = cluster_of(down, data)
-        parameters, direction = tree.take(down.parameters, cluster), tree.take(down.direction, cluster)
+        parameters, direction = (
+            tree.take(down.parameters, cluster),
+            tree.take(down.direction, cluster),
+        )
         slope = whole_gradient(gradient, parameters, data)
         u = unit(slope)
         cosine = jnp.asarray(optax.tree.vdot(u, direction))
@@ -173,11 +192,16 @@ def clustered(
             coherence=cosine**2,
         )
         in_cluster = jax.nn.one_hot(cluster, clusters)
-        return Local(jax.tree.map(lambda leaf: jnp.multiply.outer(in_cluster, leaf), own), no_state(), info)
+        return Local(
+            jax.tree.map(lambda leaf: jnp.multiply.outer(in_cluster, leaf), own), no_state(), info
+        )
 
     def server(key, state, aggregate):
         down, total = state.down, aggregate.weighted
-        mean = jax.tree.map(lambda s: jax.vmap(jnp.divide)(s, jnp.where(total.weight > 0, total.weight, 1.0)), total.delta)
+        mean = jax.tree.map(
+            lambda s: jax.vmap(jnp.divide)(s, jnp.where(total.weight > 0, total.weight, 1.0)),
+            total.delta,
+        )
         down = down._replace(
             parameters=jax.tree.map(jnp.subtract, down.parameters, mean),
             direction=jax.vmap(_turned)(down.direction, total.turn),
@@ -191,8 +215,12 @@ def clustered(
         return State(down, jnp.where(ready, 0, state.rest + 1), first), Report(1 + number + ready)
 
     def _to_divide(total, length, first):
-        """The cluster that is nearest to rest among those whose clients pull apart, and whether there is one."""
-        mean = jax.vmap(optax.tree.norm)(total.gradient) / jnp.where(total.weight > 0, total.weight, 1.0)
+        """The cluster that is nearest to rest among those whose clients pull apart, and whether
+        there is one.
+        """
+        mean = jax.vmap(optax.tree.norm)(total.gradient) / jnp.where(
+            total.weight > 0, total.weight, 1.0
+        )
         at_rest = (mean < tolerance * length) & (total.clients >= 2)
         pulled = at_rest & (length > apart * first) & (total.coherence > coherence * total.clients)
         which = jnp.argmin(jnp.where(pulled, mean / jnp.where(pulled, length, 1.0), jnp.inf))

@@ -1,35 +1,42 @@
 """FA-LD: federated averaging Langevin dynamics.
 
-Deng, Zhang, Ma, Song and Lin (2024), "On convergence of federated averaging Langevin dynamics", algorithms 1 and 3. The target
-is pi(theta) ~ exp(-f(theta) / tau), where f = sum_c l^c + U adds the negative log-likelihoods of all clients and the energy
-U = -log prior, counted once. With p_c = n_c / n and f^c = l^c / p_c + U, so that f = sum_c p_c f^c, a round is
+Deng, Zhang, Ma, Song and Lin (2024), "On convergence of federated averaging Langevin dynamics",
+algorithms 1 and 3. The target is pi(theta) ~ exp(-f(theta) / tau), where f = sum_c l^c + U adds the
+negative log-likelihoods of all clients and the energy U = -log prior, counted once. With p_c = n_c
+/ n and f^c = l^c / p_c + U, so that f = sum_c p_c f^c, a round is
 
     client:  K times   beta = theta^c - eta g^c(theta^c) + sqrt(2 eta tau) [rho xi + sqrt((1 - rho^2) / p_c) xi^c]
     server:            theta = sum_c w_c p_c beta^c / sum_c w_c p_c
 
-g^c is f^c's gradient by a minibatch of m rows drawn without replacement: 1/(gamma p_c) sum_S grad l = (n / m) sum_S grad l, for
-gamma = m / n_c. xi is the same at every client, from a key that the server broadcasts; xi^c is the client's own. Averaged with
-weights p_c the noise has variance 2 eta tau for any rho. eta is constant or falls as eta / (1 + decay k) with the number k of
-local steps: eta_k = 1 / (2 L + m k / 12), as in theorem 4.8, is step_size = 1 / (2 L), decay = m / (24 L).
+g^c is f^c's gradient by a minibatch of m rows drawn without replacement: 1/(gamma p_c) sum_S grad l
+= (n / m) sum_S grad l, for gamma = m / n_c. xi is the same at every client, from a key that the
+server broadcasts; xi^c is the client's own. Averaged with weights p_c the noise has variance 2 eta
+tau for any rho. eta is constant or falls as eta / (1 + decay k) with the number k of local steps:
+eta_k = 1 / (2 L + m k / 12), as in theorem 4.8, is step_size = 1 / (2 L), decay = m / (24 L).
 
-w_c is the inverse participation probability: with everyone the average is the paper's sum over all devices; with
-`cohort.weighted(S)`, its scheme I, the mean over S draws; with `cohort.uniform(S)` and clients of equal size, its scheme II.
-Under scheme II the paper takes the plain mean whatever the sizes. Here clients keep their weights p_c, so that the ratio of sums
-stays near the right posterior, and unequal sizes give a warning. Where S of N clients take part, their own noise is averaged over
-few and its variance is up to N / S times too large: a bias that no short step mends, and only rho near 1 does.
+w_c is the inverse participation probability: with everyone the average is the paper's sum over all
+devices; with `cohort.weighted(S)`, its scheme I, the mean over S draws; with `cohort.uniform(S)`
+and clients of equal size, its scheme II. Under scheme II the paper takes the plain mean whatever
+the sizes. Here clients keep their weights p_c, so that the ratio of sums stays near the right
+posterior, and unequal sizes give a warning. Where S of N clients take part, their own noise is
+averaged over few and its variance is up to N / S times too large: a bias that no short step mends,
+and only rho near 1 does.
 
-K = 1, rho = 0 and everyone is SGLD. No step is rejected: what the chains sample differs from pi by O(eta), and by how far clients
-with different data move apart in K steps. A chain diverges from eta = 2 / lambda on, lambda the largest curvature of any f^c.
+K = 1, rho = 0 and everyone is SGLD. No step is rejected: what the chains sample differs from pi by
+O(eta), and by how far clients with different data move apart in K steps. A chain diverges from eta
+= 2 / lambda on, lambda the largest curvature of any f^c.
 
-With `clip` the gradient of each row is scaled down to a norm of at most C before rows are added, which bounds what one row does
-to an upload; the noise of the clients' own then hides it (theorem G.3, `covey.privacy`). That biases what is sampled where rows
-have larger gradients.
+With `clip` the gradient of each row is scaled down to a norm of at most C before rows are added,
+which bounds what one row does to an upload; the noise of the clients' own then hides it (theorem
+G.3, `covey.privacy`). That biases what is sampled where rows have larger gradients.
 
-The states after each `thinning` rounds past `burn_in` are the draws. Several independent chains walk side by side, on the last
-axis of all arrays: with few parameters and many chains that is where vector instructions find work.
+The states after each `thinning` rounds past `burn_in` are the draws. Several independent chains
+walk side by side, on the last axis of all arrays: with few parameters and many chains that is where
+vector instructions find work.
 
 Example:
-    method = covey.fald(covey.models.logistic(), step_size=1e-3, local_steps=10, prior=2.0, chains=4, burn_in=200)
+    method = covey.fald(covey.models.logistic(), step_size=1e-3, local_steps=10, prior=2.0,
+    chains=4, burn_in=200)
 """
 
 import math
@@ -63,7 +70,8 @@ LogPrior: TypeAlias = Callable[[PyTree], Float[Array, ""]]
 
 
 class State(NamedTuple):
-    """Where the chains stand, and their newest draws. Chains lie on the last axis of theta and of the ring.
+    """Where the chains stand, and their newest draws. Chains lie on the last axis of theta and of
+    the ring.
 
     shared_key: of the noise that all clients of the next round share.
     examples: n, the rows of all clients together.
@@ -88,7 +96,9 @@ class Down(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What clients predict with: draws of all chains on the leading axis, and which of them count."""
+    """What clients predict with: draws of all chains on the leading axis, and which of them
+    count.
+    """
 
     draws: PyTree
     weight: Float[Array, " draws"]
@@ -112,7 +122,8 @@ def fald(
     clip: float | None = None,
     sampling: Sampling = "fixed",
 ) -> Algorithm:
-    """FA-LD: chains that sample the posterior of all rows, by Langevin steps at clients and averages at the server.
+    """FA-LD: chains that sample the posterior of all rows, by Langevin steps at clients and
+    averages at the server.
 
     Args:
         model: a likelihood of rows; its own prior, as NumPyro models have one, counts once.
@@ -122,24 +133,32 @@ def fald(
         temperature: tau.
         correlation: rho between 0 and 1, the share of the noise that all clients have in common.
         decay: the step falls as step_size / (1 + decay k), k counting local steps over all rounds.
-        prior: the standard deviation of a Gaussian prior with mean zero on every parameter, or a log-density of the parameters;
-            None is the model's own, or flat.
+        prior: the standard deviation of a Gaussian prior with mean zero on every parameter, or a
+            log-density of the parameters; None is the model's own, or flat.
         chains: independent replicas.
-        jitter: the standard deviation of what is added to each chain's start; chains that start apart tell by R-hat if they met.
+        jitter: the standard deviation of what is added to each chain's start; chains that start
+            apart tell by R-hat if they met.
         burn_in: rounds before the first draw.
         thinning: rounds from draw to draw.
-        keep: the newest draws of each chain that the server keeps, and that predictions are averaged over. A run collects all.
-        clip: the largest norm of one row's gradient. It makes rows private, to the extent that `run(privacy=...)` accounts for;
-            the loss of training rows, which is not private, is then not reported. None clips nothing.
-        sampling: "fixed" draws minibatches of `batch_size` rows; "poisson" each row by itself, of which more is known to be
-            private, at the cost of looking at all rows.
+        keep: the newest draws of each chain that the server keeps, and that predictions are
+            averaged over. A run collects all.
+        clip: the largest norm of one row's gradient. It makes rows private, to the extent that
+            `run(privacy=...)` accounts for; the loss of training rows, which is not private, is
+            then not reported. None clips nothing.
+        sampling: "fixed" draws minibatches of `batch_size` rows; "poisson" each row by itself, of
+            which more is known to be private, at the cost of looking at all rows.
     """
     _check_options(
         {"step_size": step_size, "temperature": temperature}
         | ({"prior": prior} if isinstance(prior, int | float) else {})
         | ({} if clip is None else {"clip": clip}),
         {"decay": decay, "jitter": jitter},
-        {"local_steps": (local_steps, 1), "chains": (chains, 1), "burn_in": (burn_in, 0), "thinning": (thinning, 1)}
+        {
+            "local_steps": (local_steps, 1),
+            "chains": (chains, 1),
+            "burn_in": (burn_in, 0),
+            "thinning": (thinning, 1),
+        }
         | {"keep": (keep, 1)}
         | ({} if batch_size is None else {"batch_size": (batch_size, 1)}),
     )
@@ -149,19 +168,31 @@ def fald(
         raise ValueError(f"fald: {model.name} has a prior of its own; leave prior= out")
     log_prior = _log_prior(model, prior)
 
-    sum_of_gradients = partial(batch_gradient, model) if clip is None else clipped_sum(model.log_likelihood, clip=clip)
+    sum_of_gradients = (
+        partial(batch_gradient, model)
+        if clip is None
+        else clipped_sum(model.log_likelihood, clip=clip)
+    )
 
     def energy_gradient(theta, batch, scale):
         """(n / m) sum over the batch of grad l, plus grad U; scale is n / m."""
         slope = sum_of_gradients(theta, batch)
-        shrink = jax.grad(log_prior)(theta) if log_prior is not None else jax.tree.map(jnp.zeros_like, theta)
+        shrink = (
+            jax.grad(log_prior)(theta)
+            if log_prior is not None
+            else jax.tree.map(jnp.zeros_like, theta)
+        )
         return jax.tree.map(lambda s, p: scale * s - p, slope, shrink)
 
     def init(key, spec):
         if spec.examples is None:
-            raise ValueError("fald: the number of training rows of all clients must be known: Spec.examples")
+            raise ValueError(
+                "fald: the number of training rows of all clients must be known: Spec.examples"
+            )
         start, apart, shared = jax.random.split(key, 3)
-        theta = jax.vmap(lambda key: model.init(key, spec), out_axes=-1)(jax.random.split(start, chains))
+        theta = jax.vmap(lambda key: model.init(key, spec), out_axes=-1)(
+            jax.random.split(start, chains)
+        )
         if jitter:
             theta = jax.tree.map(lambda at, xi: at + jitter * xi, theta, noise_like(apart, theta))
         return State(
@@ -178,8 +209,11 @@ def fald(
         own_scale = jnp.sqrt((1 - correlation**2) / jnp.where(data.count > 0, share, jnp.inf))
         choose, own = jax.random.split(key)
         shared = jax.random.wrap_key_data(down.shared_key, impl="threefry2x32")
-        # Random numbers are most of the cost of a step with few parameters: none are drawn that count for nothing.
-        noises = [(correlation, shared)] * (correlation > 0) + [(own_scale, own)] * (correlation < 1)
+        # Random numbers are most of the cost of a step with few parameters: none are drawn that
+        # count for nothing.
+        noises = [(correlation, shared)] * (correlation > 0) + [(own_scale, own)] * (
+            correlation < 1
+        )
         rows = data.count if batch_size is None else jnp.minimum(batch_size, data.count)
         scale = down.examples / jnp.maximum(rows, 1)
         every = all_rows(data) if batch_size is None or batch_size >= data.capacity else None
@@ -191,7 +225,9 @@ def fald(
         def step(number, theta, noise):
             eta = step_size / (1 + decay * (down.round * local_steps + number).astype(float))
             keys = jax.random.split(jax.random.fold_in(choose, number), chains)
-            slope = each_chain(lambda key, one: energy_gradient(one, batch_of(key), scale), keys, theta)
+            slope = each_chain(
+                lambda key, one: energy_gradient(one, batch_of(key), scale), keys, theta
+            )
             moved = jax.tree.map(lambda at, s: at - eta * s, theta, slope)
             spread = jnp.sqrt(2 * eta * temperature)
             return jax.tree.map(lambda at, xi: at + spread.astype(at.dtype) * xi, moved, noise)
@@ -199,7 +235,8 @@ def fald(
         def noise_of(number):
             drawn = [noise_like(jax.random.fold_in(of, number), down.theta) for _, of in noises]
             scaled = [
-                jax.tree.map(lambda xi, s=s: jnp.asarray(s, xi.dtype) * xi, xi) for (s, _), xi in zip(noises, drawn, strict=True)
+                jax.tree.map(lambda xi, s=s: jnp.asarray(s, xi.dtype) * xi, xi)
+                for (s, _), xi in zip(noises, drawn, strict=True)
             ]
             return jax.tree.map(lambda *parts: sum(parts), *scaled)
 
@@ -207,7 +244,12 @@ def fald(
             numbers = block * together + jnp.arange(together)
             noise = jax.vmap(noise_of)(numbers)
             return jax.lax.fori_loop(
-                0, together, lambda place, at: step(numbers[place], at, jax.tree.map(lambda xi: xi[place], noise)), theta
+                0,
+                together,
+                lambda place, at: step(
+                    numbers[place], at, jax.tree.map(lambda xi: xi[place], noise)
+                ),
+                theta,
             )
 
         together = _steps_together(local_steps, tree.size(down.theta))
@@ -221,27 +263,49 @@ def fald(
 
     def server(key, state, aggregate):
         total = aggregate.weighted.weight
-        theta = jax.tree.map(lambda at, d: at + d / jnp.where(total > 0, total, 1.0), state.theta, aggregate.weighted.delta)
+        theta = jax.tree.map(
+            lambda at, d: at + d / jnp.where(total > 0, total, 1.0),
+            state.theta,
+            aggregate.weighted.delta,
+        )
         done = state.round + 1
         due = (done > burn_in) & ((done - burn_in) % thinning == 0)
         place = state.drawn % keep
-        ring = jax.tree.map(lambda all_, new: all_.at[place].set(jnp.where(due, new, all_[place])), state.ring, theta)
-        return State(theta, jax.random.key_data(key), done, state.examples, ring, state.drawn + due), Empty()
+        ring = jax.tree.map(
+            lambda all_, new: all_.at[place].set(jnp.where(due, new, all_[place])),
+            state.ring,
+            theta,
+        )
+        return State(
+            theta, jax.random.key_data(key), done, state.examples, ring, state.drawn + due
+        ), Empty()
 
     def publish(state):
         """The draws that the server keeps; before the first, where the chains stand."""
-        ring = jax.tree.map(lambda all_, now: all_.at[0].set(jnp.where(state.drawn == 0, now, all_[0])), state.ring, state.theta)
+        ring = jax.tree.map(
+            lambda all_, now: all_.at[0].set(jnp.where(state.drawn == 0, now, all_[0])),
+            state.ring,
+            state.theta,
+        )
         counts = jnp.arange(keep) < jnp.maximum(state.drawn, 1)
-        draws = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 1).reshape(-1, *leaf.shape[1:-1]), ring)
+        draws = jax.tree.map(
+            lambda leaf: jnp.moveaxis(leaf, -1, 1).reshape(-1, *leaf.shape[1:-1]), ring
+        )
         return Published(draws, jnp.repeat(counts.astype(float), chains))
 
     def predict(key, down, client_state, x):
-        members = jax.lax.map(lambda one: model.predictive(one, x), down.draws, batch_size=min(_TOGETHER, len(down.weight)))
+        members = jax.lax.map(
+            lambda one: model.predictive(one, x),
+            down.draws,
+            batch_size=min(_TOGETHER, len(down.weight)),
+        )
         return average_of(members, down.weight)
 
     def diagnose(down, data):
         first = jax.tree.map(lambda leaf: leaf[..., 0], down.theta)
-        curvature = largest_curvature(lambda one: energy_gradient(one, all_rows(data), down.examples / data.count), first)
+        curvature = largest_curvature(
+            lambda one: energy_gradient(one, all_rows(data), down.examples / data.count), first
+        )
         if not np.isfinite(curvature) or curvature <= 0:
             return f"step_size is {step_size:g}; try a tenth of it"
         return f"its largest stable step there is about {2 / curvature:.2g}, and step_size is {step_size:g}"
@@ -274,7 +338,9 @@ def fald(
         client=client,
         commit=no_state,
         server=server,
-        evaluate=lambda key, down, client_state, data: measure(lambda x: predict(key, down, client_state, x), data),
+        evaluate=lambda key, down, client_state, data: measure(
+            lambda x: predict(key, down, client_state, x), data
+        ),
         predict=predict,
         adapt=no_state,
         chains=Chains(kept, model.describe or (lambda draw: draw), model.predictive),
@@ -296,7 +362,9 @@ def batch_loss(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
     return -_log_likelihood(model, theta, batch) / jnp.maximum(jnp.sum(batch.mask), 1)
 
 
-def each_chain(function: Callable[[Key[Array, ""], PyTree], PyTree], keys: Key[Array, " chains"], theta: PyTree) -> PyTree:
+def each_chain(
+    function: Callable[[Key[Array, ""], PyTree], PyTree], keys: Key[Array, " chains"], theta: PyTree
+) -> PyTree:
     """A function of one chain, for all; chains are the last axis of theta and of what comes back.
 
     A single chain is called plainly: large matrices are slower under vmap.
@@ -312,12 +380,17 @@ def noise_like(key: Key[Array, ""], theta: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(theta)
     ends = np.cumsum([leaf[..., 0].size for leaf in leaves])
     xi = jax.random.normal(key, (int(ends[-1]), leaves[0].shape[-1]), jnp.result_type(*leaves))
-    pieces = [piece.reshape(leaf.shape).astype(leaf.dtype) for piece, leaf in zip(jnp.split(xi, ends[:-1]), leaves, strict=True)]
+    pieces = [
+        piece.reshape(leaf.shape).astype(leaf.dtype)
+        for piece, leaf in zip(jnp.split(xi, ends[:-1]), leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, pieces)
 
 
 def largest_curvature(gradient: Callable[[PyTree], PyTree], at: PyTree) -> float:
-    """The largest eigenvalue in size of the derivative of a gradient, by power iteration: steps past 2 over it diverge."""
+    """The largest eigenvalue in size of the derivative of a gradient, by power iteration: steps
+    past 2 over it diverge.
+    """
 
     def climb(_, carry):
         direction, _ = carry
@@ -337,8 +410,9 @@ def largest_curvature(gradient: Callable[[PyTree], PyTree], at: PyTree) -> float
 def _steps_together(local_steps: int, numbers: int) -> int:
     """For how many steps noise is drawn at once: a divisor of all.
 
-    Noise for some steps ahead is made in a loop of its own, whatever the gradient looks like; in one loop with a gradient that
-    walks through memory in another order, the compiler gives up vector instructions, and a step takes twice as long.
+    Noise for some steps ahead is made in a loop of its own, whatever the gradient looks like; in
+    one loop with a gradient that walks through memory in another order, the compiler gives up
+    vector instructions, and a step takes twice as long.
     """
     most = max(_NOISE_AHEAD // numbers, 1)
     return max(step for step in range(1, min(most, local_steps) + 1) if local_steps % step == 0)
@@ -368,7 +442,9 @@ def _check_cohort(counts: np.ndarray, sampler: Sampler) -> None:
         )
 
 
-def _check_options(positive: dict[str, float], at_least_zero: dict[str, float], whole: dict[str, tuple[int, int]]) -> None:
+def _check_options(
+    positive: dict[str, float], at_least_zero: dict[str, float], whole: dict[str, tuple[int, int]]
+) -> None:
     for name, value in positive.items():
         if not value > 0:
             raise ValueError(f"fald: {name} must be above 0, got {value:g}")

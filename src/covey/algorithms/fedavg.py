@@ -1,17 +1,19 @@
 """FedAvg, and adaptive federated optimisation.
 
-McMahan et al. (2017), "Communication-efficient learning of deep networks from decentralized data", algorithm 1, in the
-generalised form of Reddi et al. (2021), "Adaptive federated optimization", algorithm 1: the averaged change of the clients is
-a pseudo-gradient for a server optimiser.
+McMahan et al. (2017), "Communication-efficient learning of deep networks from decentralized data",
+algorithm 1, in the generalised form of Reddi et al. (2021), "Adaptive federated optimization",
+algorithm 1: the averaged change of the clients is a pseudo-gradient for a server optimiser.
 
     client:  theta_i = local optimiser from theta on D_i,    Delta_i = theta - theta_i
     server:  Delta = sum_i w_i Delta_i / sum_i w_i,          theta = server optimiser(theta, Delta)
 
-w_i is the number of rows of client i (or 1), times the inverse of its participation probability. Server SGD with step 1 is
-FedAvg; with momentum FedAvgM; Adam, Yogi and Adagrad give FedAdam, FedYogi and FedAdagrad.
+w_i is the number of rows of client i (or 1), times the inverse of its participation probability.
+Server SGD with step 1 is FedAvg; with momentum FedAvgM; Adam, Yogi and Adagrad give FedAdam,
+FedYogi and FedAdagrad.
 
 Example:
-    method = covey.fedavg(covey.models.logistic(), client_optimizer=optax.sgd(0.1), server_optimizer=optax.adam(0.01))
+    method = covey.fedavg(covey.models.logistic(), client_optimizer=optax.sgd(0.1),
+    server_optimizer=optax.adam(0.01))
 """
 
 from collections.abc import Callable
@@ -29,7 +31,8 @@ from covey.models.measure import measure
 from covey.models.model import Model
 
 Weighting = Literal["rows", "equal"]
-# (key, broadcast parameters, data) -> (Delta_i, info): what a client would subtract from the parameters
+# (key, broadcast parameters, data) -> (Delta_i, info): what a client would subtract from the
+# parameters
 Solver = Callable[[Key[Array, ""], PyTree, Shard], tuple[PyTree, "Info"]]
 
 
@@ -64,10 +67,12 @@ def fedavg(
     steps: int | None = None,
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """FedAvg with any client and server optimiser (default: SGD 0.1 at the client, the plain average at the server).
+    """FedAvg with any client and server optimiser (default: SGD 0.1 at the client, the plain
+    average at the server).
 
-    A client makes `epochs` passes over its rows a round, or `steps` minibatch steps where given. `batch_size=None` uses all
-    rows at each step. `weighting` averages clients by their rows, or equally.
+    A client makes `epochs` passes over its rows a round, or `steps` minibatch steps where given.
+    `batch_size=None` uses all rows at each step. `weighting` averages clients by their rows, or
+    equally.
     """
     gradient = mean_gradient(model.log_likelihood)
     plan = schedule(batch_size=batch_size, epochs=epochs, steps=steps)
@@ -87,7 +92,9 @@ def averaging(
     server_optimizer: optax.GradientTransformation | None,
     weighting: Weighting,
 ) -> Algorithm:
-    """The frame that FedAvg shares with its relatives: they differ in how a client solves its local problem."""
+    """The frame that FedAvg shares with its relatives: they differ in how a client solves its local
+    problem.
+    """
     check_weighting(weighting)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
@@ -136,8 +143,12 @@ def client_weight(data: Shard, weighting: Weighting) -> Float[Array, ""]:
     return data.count.astype(float) if weighting == "rows" else jnp.ones(())
 
 
-def descend_server(optimizer: optax.GradientTransformation, state: State, aggregate: Aggregate) -> State:
-    """The server's step along the averaged change. A round in which nobody had a row changes nothing."""
+def descend_server(
+    optimizer: optax.GradientTransformation, state: State, aggregate: Aggregate
+) -> State:
+    """The server's step along the averaged change. A round in which nobody had a row changes
+    nothing.
+    """
     total = aggregate.weighted.weight
     delta = jax.tree.map(lambda s: s / jnp.where(total > 0, total, 1.0), aggregate.weighted.delta)
     updates, memory = optimizer.update(delta, state.optimizer, state.parameters)

@@ -1,7 +1,9 @@
-"""FedAvg+: FedAvg, then every client fine-tunes the global model on its own rows before it predicts.
+"""FedAvg+: FedAvg, then every client fine-tunes the global model on its own rows before it
+predicts.
 
-Jiang et al. (2019), "Improving federated learning personalization via model agnostic meta learning"; the row "FedAvg+" of
-Marfoq et al. (2021), which tunes for one epoch. Training is FedAvg to the letter; only what a client predicts with differs.
+Jiang et al. (2019), "Improving federated learning personalization via model agnostic meta
+learning"; the row "FedAvg+" of Marfoq et al. (2021), which tunes for one epoch. Training is FedAvg
+to the letter; only what a client predicts with differs.
 """
 
 from typing import NamedTuple
@@ -34,7 +36,9 @@ def fedavg_plus(
     steps: int | None = None,
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """FedAvg with `tune_epochs` local passes before prediction, by `tune_optimizer` (default: the client optimiser)."""
+    """FedAvg with `tune_epochs` local passes before prediction, by `tune_optimizer` (default: the
+    client optimiser).
+    """
     training = fedavg(
         model,
         client_optimizer=client_optimizer,

@@ -1,27 +1,32 @@
-"""FedEM: EM in the space of sufficient statistics, with compressed uploads and partial participation.
+"""FedEM: EM in the space of sufficient statistics, with compressed uploads and partial
+participation.
 
-Dieuleveut, Fort, Moulines and Robin (2021), "Federated expectation maximization with heterogeneity mitigation and variance
-reduction", algorithm 1 and, with partial participation, algorithm 4. T is the maximisation, Shat the server's statistics, h_i(s)
-the mean over client i's rows of E[s | row; T(s)], minus s; EM's fixed points are the roots of h, the mean of h_i. In round k
+Dieuleveut, Fort, Moulines and Robin (2021), "Federated expectation maximization with heterogeneity
+mitigation and variance reduction", algorithm 1 and, with partial participation, algorithm 4. T is
+the maximisation, Shat the server's statistics, h_i(s) the mean over client i's rows of E[s | row;
+T(s)], minus s; EM's fixed points are the roots of h, the mean of h_i. In round k
 
     client in A:  S_i = estimate of its mean statistics at T(Shat), from all its rows, a minibatch, or the next rows of a stream
                   Delta_i = c_i (S_i - Shat) - V_i;    send C(Delta_i);    V_i = V_i + alpha C(Delta_i)
     server:       H = V + (1/n) sum over A of w_i C(Delta_i);    Shat = Shat + gamma_k H / c
                   V = V + (alpha/n) sum over A of C(Delta_i)
 
-with w_i the inverse participation probability. c_i is the number of rows of client i and c the mean of c_i, so that EM is that
-of all rows pooled; `weighting="equal"` has c_i = c = 1, the paper's. The memories V_i learn h_i: what is compressed, and what is
-lost when a client does not take part, then vanishes as EM converges however unlike the clients are. Compression with bound omega
-asks for alpha <= 1 / (1 + omega); `Channel.omega` gives it.
+with w_i the inverse participation probability. c_i is the number of rows of client i and c the mean
+of c_i, so that EM is that of all rows pooled; `weighting="equal"` has c_i = c = 1, the paper's. The
+memories V_i learn h_i: what is compressed, and what is lost when a client does not take part, then
+vanishes as EM converges however unlike the clients are. Compression with bound omega asks for alpha
+<= 1 / (1 + omega); `Channel.omega` gives it.
 
-V = mean of V_i holds at all times: V_i moves by what the server is known to have got. The paper starts at V_i = h_i(Shat_0),
-which takes a pass over the rows of every client, there or not, and an upload that is not compressed. Here V_i = 0 = V, which
-satisfies the same invariant, and a client that comes late needs nothing more; the memories are learnt in the first rounds.
+V = mean of V_i holds at all times: V_i moves by what the server is known to have got. The paper
+starts at V_i = h_i(Shat_0), which takes a pass over the rows of every client, there or not, and an
+upload that is not compressed. Here V_i = 0 = V, which satisfies the same invariant, and a client
+that comes late needs nothing more; the memories are learnt in the first rounds.
 
 gamma = 1, all rows, all clients and no compression is classical EM, step for step.
 
 Example:
-    method = covey.fedem(covey.models.gaussian_mixture(components=3), step_size=0.1, batch_size=20, memory_rate=0.5)
+    method = covey.fedem(covey.models.gaussian_mixture(components=3), step_size=0.1, batch_size=20,
+    memory_rate=0.5)
 """
 
 from collections.abc import Callable
@@ -39,7 +44,8 @@ from covey.core.shard import Batch, Shard, Spec, fold_batches, some_rows
 from covey.models.latent import LatentModel
 
 Oracle = Literal["sample", "stream"]
-_PASS = 256  # rows at once in a pass over all rows; bounds the memory and changes no value beyond rounding
+# rows at once in a pass over all rows; bounds the memory and changes no value beyond rounding
+_PASS = 256
 
 
 class State(NamedTuple):
@@ -74,7 +80,9 @@ class Info(NamedTuple):
 
 
 class ServerInfo(NamedTuple):
-    """The norm of H / c, which estimates that of h; components that were empty, and covariances that were lifted."""
+    """The norm of H / c, which estimates that of h; components that were empty, and covariances
+    that were lifted.
+    """
 
     field_norm: Float[Array, ""]
     empty_components: Float[Array, ""]
@@ -105,16 +113,20 @@ def fedem(
     oracle: Oracle = "sample",
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """FedEM with step sizes `step_size / k^decay`, or any function of k = 0, 1, ..., and alpha = `memory_rate`.
+    """FedEM with step sizes `step_size / k^decay`, or any function of k = 0, 1, ..., and alpha =
+    `memory_rate`.
 
-    A client uses all its rows in a round, or `batch_size` of them: drawn anew each round, or the next ones of its stream, which
-    starts again after the last row. `memory_rate=0` is compressed EM without memories.
+    A client uses all its rows in a round, or `batch_size` of them: drawn anew each round, or the
+    next ones of its stream, which starts again after the last row. `memory_rate=0` is compressed EM
+    without memories.
     """
     steps = checked_steps("fedem", step_size, decay, memory_rate, batch_size)
     if oracle not in ("sample", "stream"):
         raise ValueError(f"fedem: oracle must be 'sample' or 'stream', got {oracle!r}")
     if oracle == "stream" and batch_size is None:
-        raise ValueError("fedem: a stream needs batch_size, the number of rows that a client sees in a round")
+        raise ValueError(
+            "fedem: a stream needs batch_size, the number of rows that a client sees in a round"
+        )
 
     def init_client(key, down, data):
         return Memory(jax.tree.map(jnp.zeros_like, down.statistics), jnp.int32(0))
@@ -123,7 +135,11 @@ def fedem(
         if batch_size is None:
             found = over_all_rows(model, down.theta, data)
         else:
-            batch = next_rows(data, state.position, batch_size) if oracle == "stream" else some_rows(key, data, batch_size)
+            batch = (
+                next_rows(data, state.position, batch_size)
+                if oracle == "stream"
+                else some_rows(key, data, batch_size)
+            )
             found = over_batch(model, down.theta, batch)
         position = (state.position + (batch_size or 0)) % jnp.maximum(data.count, 1)
         delta = innovation(found.statistics, down.statistics, state.memory, data, weighting)
@@ -135,7 +151,9 @@ def fedem(
         init_client=init_client,
         broadcast=lambda state: Down(state.statistics, state.theta),
         client=client,
-        commit=lambda pending, sent: Memory(remembered(pending.memory, sent, memory_rate), pending.position),
+        commit=lambda pending, sent: Memory(
+            remembered(pending.memory, sent, memory_rate), pending.position
+        ),
         server=lambda key, state, aggregate: server_step(model, steps, state, aggregate),
         evaluate=lambda key, down, state, data: evaluate(model, down.theta, data),
         predict=lambda key, down, state, x: model.predictive(down.theta, x),
@@ -143,8 +161,12 @@ def fedem(
     )
 
 
-def first_state(name: str, model: LatentModel, key: Key[Array, ""], spec: Spec, weighting: Weighting) -> State:
-    """Where the server starts: at the model's start, with statistics whose maximum it is, and V = 0."""
+def first_state(
+    name: str, model: LatentModel, key: Key[Array, ""], spec: Spec, weighting: Weighting
+) -> State:
+    """Where the server starts: at the model's start, with statistics whose maximum it is, and V =
+    0.
+    """
     if spec.clients is None or spec.examples is None:
         raise ValueError(
             f"{name} needs to know how many clients and rows there are; engines say so in Spec.clients and .examples"
@@ -162,7 +184,9 @@ def first_state(name: str, model: LatentModel, key: Key[Array, ""], spec: Spec, 
     )
 
 
-def innovation(found: PyTree, statistics: PyTree, memory: PyTree, data: Shard, weighting: Weighting) -> PyTree:
+def innovation(
+    found: PyTree, statistics: PyTree, memory: PyTree, data: Shard, weighting: Weighting
+) -> PyTree:
     """Delta_i = c_i (S_i - Shat) - V_i. A client without rows has no opinion: c_i = 0."""
     weight = jnp.where(data.count > 0, client_weight(data, weighting), 0.0)
     return jax.tree.map(lambda s, shat, v: weight * (s - shat) - v, found, statistics, memory)
@@ -173,10 +197,16 @@ def remembered(memory: PyTree, sent: PyTree, rate: float | Float[Array, ""]) -> 
     return jax.tree.map(lambda v, c: v + rate * c, memory, sent)
 
 
-def server_step(model: LatentModel, steps: Steps, state: State, aggregate: Aggregate) -> tuple[State, ServerInfo]:
+def server_step(
+    model: LatentModel, steps: Steps, state: State, aggregate: Aggregate
+) -> tuple[State, ServerInfo]:
     """H, Shat, T(Shat), V."""
-    field = jax.tree.map(lambda v, s: (v + s / state.clients) / state.mean_weight, state.memory, aggregate.weighted)
-    statistics = jax.tree.map(lambda shat, h: shat + steps.gamma(state.step) * h, state.statistics, field)
+    field = jax.tree.map(
+        lambda v, s: (v + s / state.clients) / state.mean_weight, state.memory, aggregate.weighted
+    )
+    statistics = jax.tree.map(
+        lambda shat, h: shat + steps.gamma(state.step) * h, state.statistics, field
+    )
     memory = remembered(state.memory, aggregate.plain, steps.alpha / state.clients)
     theta, repairs = model.maximise(statistics, state.theta)
     new = state._replace(statistics=statistics, theta=theta, memory=memory, step=state.step + 1)
@@ -199,7 +229,9 @@ def over_batch(model: LatentModel, theta: PyTree, batch: Batch) -> Found:
 
 
 def next_rows(data: Shard, position: Int[Array, ""], number: int) -> Batch:
-    """The `number` rows from `position` on, the first ones again after the last; all rows, once, where there are fewer."""
+    """The `number` rows from `position` on, the first ones again after the last; all rows, once,
+    where there are fewer.
+    """
     place = jnp.arange(number)
     return Batch(data.take((position + place) % jnp.maximum(data.count, 1)), place < data.count)
 
@@ -222,13 +254,19 @@ def checked_steps(
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"{name}: batch_size must be at least 1, got {batch_size}")
     if not 0 <= memory_rate <= 1:
-        raise ValueError(f"{name}: memory_rate must be from 0 to 1, at most 1 / (1 + omega); got {memory_rate:g}")
+        raise ValueError(
+            f"{name}: memory_rate must be from 0 to 1, at most 1 / (1 + omega); got {memory_rate:g}"
+        )
     if callable(step_size):
         if decay:
-            raise ValueError(f"{name}: step_size is a function, which has its own decay; leave out decay={decay:g}")
+            raise ValueError(
+                f"{name}: step_size is a function, which has its own decay; leave out decay={decay:g}"
+            )
         return Steps(step_size, memory_rate)
     if not 0 < step_size <= 1 or decay < 0:
-        raise ValueError(f"{name}: step_size must be in (0, 1] and decay at least 0, got {step_size:g} and {decay:g}")
+        raise ValueError(
+            f"{name}: step_size must be in (0, 1] and decay at least 0, got {step_size:g} and {decay:g}"
+        )
     return Steps(lambda step: step_size * (step + 1.0) ** -decay, memory_rate)
 
 

@@ -1,9 +1,11 @@
-"""The sum of a statistic over clients, as a federated computation of its own: what a fit may want to know before or after.
+"""The sum of a statistic over clients, as a federated computation of its own: what a fit may want
+to know before or after.
 
     client:  s_i = statistic(D_i), which may draw random numbers
     server:  the mean over rounds of sum_i w_i s_i,   w_i the inverse participation probability
 
-One round with everyone gives the sum itself. Only the sum reaches the server, through whatever channel the run has.
+One round with everyone gives the sum itself. Only the sum reaches the server, through whatever
+channel the run has.
 """
 
 from collections.abc import Callable
@@ -24,17 +26,28 @@ class Sum(NamedTuple):
     rounds: Float[Array, ""]
 
 
-def federated_sum(statistic: Callable[[Key[Array, ""], Shard], PyTree], *, name: str = "federated_sum") -> Algorithm:
-    """The algorithm whose state is the sum over clients of `statistic`: (key, data) -> float arrays."""
+def federated_sum(
+    statistic: Callable[[Key[Array, ""], Shard], PyTree], *, name: str = "federated_sum"
+) -> Algorithm:
+    """The algorithm whose state is the sum over clients of `statistic`: (key, data) -> float
+    arrays.
+    """
 
     def init(key, spec: Spec):
         one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.rows)
         shapes = jax.eval_shape(statistic, key, whole(one))
-        return Sum(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.zeros(()))
+        return Sum(
+            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.zeros(())
+        )
 
     def server(key, state, aggregate):
         rounds = state.rounds + 1
-        return Sum(jax.tree.map(lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted), rounds), Empty()
+        return Sum(
+            jax.tree.map(
+                lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
+            ),
+            rounds,
+        ), Empty()
 
     def no_prediction(*_: object):
         raise ValueError(f"{name} is a sum over clients: it predicts nothing")

@@ -1,39 +1,45 @@
 """FedPA: federated posterior averaging.
 
-Al-Shedivat, Gillenwater, Xing and Rostamizadeh (2021), "Federated learning via posterior averaging: a new perspective and
-practical algorithms", algorithms 1, 3 and 4. A product of Gaussian posteriors N(mu_i, Sigma_i) has its mode where a quadratic
-is least whose gradient is sum_i q_i Sigma_i^-1 (theta - mu_i). Clients estimate that gradient from samples, and any server
-optimiser follows it:
+Al-Shedivat, Gillenwater, Xing and Rostamizadeh (2021), "Federated learning via posterior averaging:
+a new perspective and practical algorithms", algorithms 1, 3 and 4. A product of Gaussian posteriors
+N(mu_i, Sigma_i) has its mode where a quadratic is least whose gradient is sum_i q_i Sigma_i^-1
+(theta - mu_i). Clients estimate that gradient from samples, and any server optimiser follows it:
 
     client:  x_1 .. x_l from a sampler of p(theta | D_i) that starts at theta,
              Delta_i = Sigma_i^-1 (theta - mean x),   Sigma_i = rho_l I + (1 - rho_l) cov x,   rho_l = 1 / (1 + (l - 1) rho)
     server:  Delta = sum_i w_i Delta_i / sum_i w_i,   theta = server optimiser(theta, Delta)
 
-FedAvg is the case Sigma_i = I, and so are one sample and rho = 0. Where it stands still moves away from the mode as local steps
-grow; FedPA's moves closer. Deltas come from a recursion in O(l^2 d) (`kernels.shrinkage`), samples from averaged iterates of
-any Optax optimiser (`kernels.iasg`) or from a Markov kernel. In the first `burn_in_rounds` rounds, as long as theta is far from
-where clients' posteriors have their mass, a client does as in FedAvg with as many steps. Clients remember nothing, and the
-prior is flat.
+FedAvg is the case Sigma_i = I, and so are one sample and rho = 0. Where it stands still moves away
+from the mode as local steps grow; FedPA's moves closer. Deltas come from a recursion in O(l^2 d)
+(`kernels.shrinkage`), samples from averaged iterates of any Optax optimiser (`kernels.iasg`) or
+from a Markov kernel. In the first `burn_in_rounds` rounds, as long as theta is far from where
+clients' posteriors have their mass, a client does as in FedAvg with as many steps. Clients remember
+nothing, and the prior is flat.
 
-w_i is the number of rows or 1. With samples that have the covariance of a posterior of n_i rows, Sigma_i^-1 grows with n_i by
-itself and equal weights are those of the product of posteriors; with rows as weights large clients count twice. The paper
-weighs by rows, as is right as long as rho_l I is the larger part of Sigma_i.
+w_i is the number of rows or 1. With samples that have the covariance of a posterior of n_i rows,
+Sigma_i^-1 grows with n_i by itself and equal weights are those of the product of posteriors; with
+rows as weights large clients count twice. The paper weighs by rows, as is right as long as rho_l I
+is the larger part of Sigma_i.
 
-`rho="oas"` takes Sigma_i = a m I + (1 - a) cov x, m the mean variance, with the share a of Chen et al. (2010) at each client.
-Such a Sigma_i has the scale of the samples and Delta_i that of a gradient; so that the server's step need not know it, the
-server divides by sum_i w_i trace(Sigma_i^-1) / d. Samples that are all the same have no such Sigma_i, and the client is left
+`rho="oas"` takes Sigma_i = a m I + (1 - a) cov x, m the mean variance, with the share a of Chen et
+al. (2010) at each client. Such a Sigma_i has the scale of the samples and Delta_i that of a
+gradient; so that the server's step need not know it, the server divides by sum_i w_i
+trace(Sigma_i^-1) / d. Samples that are all the same have no such Sigma_i, and the client is left
 out as one that diverged.
 
-With `rank` above 0 the server also keeps the Gaussian N(theta, P^-1), P = sum_i q_i Sigma_i^-1 with q_i = w_i / mean w, from
-which it draws (`Run.posterior`) and predicts. Clients send `rank` + 1 vectors instead of one. Limits: it is a Gaussian at the
-mode, of a flat prior; each Sigma_i has l - 1 directions in which it differs from a multiple of I, and is no better than its
-samples and its shrinkage (with a fixed rho the spread in other directions is that of rho_l I and says nothing of the data: use
-"oas", or rho times the variance of the samples far above 1); the inverse of an estimate is too large on average, the more so the
-fewer samples there are; directions of P past `rank` are taken to be as well known as the best known one; clients are averaged
-over rounds with a memory of 1 / (1 - decay) of them.
+With `rank` above 0 the server also keeps the Gaussian N(theta, P^-1), P = sum_i q_i Sigma_i^-1 with
+q_i = w_i / mean w, from which it draws (`Run.posterior`) and predicts. Clients send `rank` + 1
+vectors instead of one. Limits: it is a Gaussian at the mode, of a flat prior; each Sigma_i has l -
+1 directions in which it differs from a multiple of I, and is no better than its samples and its
+shrinkage (with a fixed rho the spread in other directions is that of rho_l I and says nothing of
+the data: use "oas", or rho times the variance of the samples far above 1); the inverse of an
+estimate is too large on average, the more so the fewer samples there are; directions of P past
+`rank` are taken to be as well known as the best known one; clients are averaged over rounds with a
+memory of 1 / (1 - decay) of them.
 
 Example:
-    method = covey.fedpa(covey.models.logistic(), samples=5, rho=0.1, burn_in_rounds=50, server_optimizer=optax.sgd(0.5))
+    method = covey.fedpa(covey.models.logistic(), samples=5, rho=0.1, burn_in_rounds=50,
+    server_optimizer=optax.sgd(0.5))
 """
 
 from collections.abc import Callable
@@ -46,7 +52,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from covey.algorithms import fedavg
-from covey.algorithms.fedavg import Info, Weighting, change, check_weighting, client_weight, descend_server
+from covey.algorithms.fedavg import (
+    Info,
+    Weighting,
+    change,
+    check_weighting,
+    client_weight,
+    descend_server,
+)
 from covey.core.algorithm import Algorithm, Empty, Local, no_state
 from covey.core.shard import all_rows
 from covey.kernels import shrinkage
@@ -70,9 +83,11 @@ class Precision(NamedTuple):
 
 
 class State(NamedTuple):
-    """The mode so far, the server optimiser's memory, the rounds done, and what is known of the precision there.
+    """The mode so far, the server optimiser's memory, the rounds done, and what is known of the
+    precision there.
 
-    seed: of the columns Omega, the same for a whole run. Both are empty where no posterior is asked for.
+    seed: of the columns Omega, the same for a whole run. Both are empty where no posterior is asked
+        for.
     """
 
     parameters: PyTree
@@ -106,7 +121,9 @@ class Up(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """A client's samples as displacements from theta: the trail after its burn-in, one sample more, and its info at the end."""
+    """A client's samples as displacements from theta: the trail after its burn-in, one sample more,
+    and its info at the end.
+    """
 
     trail: PyTree
     sample: Callable[[PyTree, Int[Array, ""]], tuple[Float[Array, " d"], PyTree]]
@@ -133,25 +150,31 @@ def fedpa(
     decay: float = 0.9,
     predictive_draws: int = 30,
 ) -> Algorithm:
-    """FedPA: clients sample their posteriors and send what corrects the average (default: SGD 0.1, one pass a sample).
+    """FedPA: clients sample their posteriors and send what corrects the average (default: SGD 0.1,
+    one pass a sample).
 
     Args:
         model: any model with parameters that clients share.
         samples: l, of each client in each round.
         rho: from 0 (FedAvg) up; or "oas", chosen from the samples.
-        client_optimizer: makes the samples by averaging its iterates; in burn-in rounds it is FedAvg's.
+        client_optimizer: makes the samples by averaging its iterates; in burn-in rounds it is
+            FedAvg's.
         server_optimizer: of the deltas; SGD with step 1 by default.
         batch_size: rows of a local step; None, or more than a client has, takes all.
         burn_in_rounds: rounds in the manner of FedAvg before the first with samples.
         burn_in_steps: local steps, or transitions of a kernel, before the first sample of a round.
-        steps_per_sample: iterates in the average that is a sample (None: one pass), or transitions of a kernel (None: 1).
-        minibatches: of the steps that make samples: "shuffled" passes over the rows, or "independent" ones, whose noise spreads
-            the samples as the posterior is; see `kernels.iasg`. Burn-in rounds have shuffled ones.
-        kernel: a sampler of `covey.kernels` instead of averaged iterates; for exact ones, few parameters.
+        steps_per_sample: iterates in the average that is a sample (None: one pass), or transitions
+            of a kernel (None: 1).
+        minibatches: of the steps that make samples: "shuffled" passes over the rows, or
+            "independent" ones, whose noise spreads the samples as the posterior is; see
+            `kernels.iasg`. Burn-in rounds have shuffled ones.
+        kernel: a sampler of `covey.kernels` instead of averaged iterates; for exact ones, few
+            parameters.
         step_size: of the kernel.
         weighting: clients by their rows, or equally.
         solver: "dense" forms the covariance, for few parameters; the result is the same.
-        rank: directions of the posterior that the server keeps; 0 keeps none and sends nothing for it.
+        rank: directions of the posterior that the server keeps; 0 keeps none and sends nothing for
+            it.
         decay: of the posterior's precision from round to round.
         predictive_draws: of the posterior, where there is one, that a prediction averages over.
     """
@@ -167,14 +190,19 @@ def fedpa(
     _check_kernel(kernel, step_size, client_optimizer, burn_in_rounds)
     check_weighting(weighting)
     if minibatches not in ("shuffled", "independent"):
-        raise ValueError(f"fedpa: minibatches must be 'shuffled' or 'independent', got {minibatches!r}")
+        raise ValueError(
+            f"fedpa: minibatches must be 'shuffled' or 'independent', got {minibatches!r}"
+        )
     if solver not in ("recursive", "dense"):
         raise ValueError(f"fedpa: solver must be 'recursive' or 'dense', got {solver!r}")
     gradient = mean_gradient(model.log_likelihood)
     for_client = optax.sgd(0.1) if client_optimizer is None else client_optimizer
     for_server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     plan = Averaging(
-        schedule(batch_size=batch_size, epochs=1, steps=None).batch_size, burn_in_steps, steps_per_sample, minibatches
+        schedule(batch_size=batch_size, epochs=1, steps=None).batch_size,
+        burn_in_steps,
+        steps_per_sample,
+        minibatches,
     )
 
     def init(key, spec):
@@ -196,7 +224,9 @@ def fedpa(
         if isinstance(state.precision, Precision):
             level, image, weight = state.precision
             share = jnp.where(weight > 0, weight, 1.0)
-            posterior = from_image(level / share, image / share, columns(state.seed, image.shape[0], rank, image.dtype))
+            posterior = from_image(
+                level / share, image / share, columns(state.seed, image.shape[0], rank, image.dtype)
+            )
         return Published(state.parameters, posterior)
 
     def averaged_round(key, down, data):
@@ -218,7 +248,11 @@ def fedpa(
             return jnp.where(has_rows, displacement, 0.0), trail
 
         trail, estimate = shrinkage.estimate(one, sampler.trail, samples, flat, rho, solver)
-        tau = jnp.where(has_rows, estimate.mean_precision, 1.0) if rho == "oas" else jnp.ones((), flat.dtype)
+        tau = (
+            jnp.where(has_rows, estimate.mean_precision, 1.0)
+            if rho == "oas"
+            else jnp.ones((), flat.dtype)
+        )
         precision: Precision | Empty = Empty()
         if rank:
             omega = columns(down.seed, flat.size, rank, flat.dtype)
@@ -266,8 +300,12 @@ def fedpa(
         return Sampler(jax.lax.fori_loop(0, burn_in_steps, step, start), sample, info)
 
     def client(key, down, state, data):
-        if burn_in_rounds:  # the round is the same for all clients, so that only one of the two is computed
-            found = jax.lax.cond(down.round < burn_in_rounds, averaged_round, sampled_round, key, down, data)
+        if (
+            burn_in_rounds
+        ):  # the round is the same for all clients, so that only one of the two is computed
+            found = jax.lax.cond(
+                down.round < burn_in_rounds, averaged_round, sampled_round, key, down, data
+            )
         else:
             found = sampled_round(key, down, data)
         delta, tau, precision, info = found
@@ -276,7 +314,9 @@ def fedpa(
         return Local(Up(delta, weight * tau, precision), Empty(), info)
 
     def server(key, state, aggregate):
-        parameters, memory = descend_server(for_server, fedavg.State(state.parameters, state.optimizer), aggregate)
+        parameters, memory = descend_server(
+            for_server, fedavg.State(state.parameters, state.optimizer), aggregate
+        )
         precision = state.precision
         if isinstance(precision, Precision):
             # With q_i of mean one, the sum over clients is their number times the weighted mean.
@@ -284,14 +324,18 @@ def fedpa(
             share = aggregate.weight / jnp.where(fresh.weight > 0, fresh.weight, 1.0)
             new = Precision(fresh.level * share, fresh.image * share, jnp.ones_like(fresh.weight))
             mixed = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, precision, new)
-            precision = jax.tree.map(lambda old, new: jnp.where(fresh.weight > 0, new, old), precision, mixed)
+            precision = jax.tree.map(
+                lambda old, new: jnp.where(fresh.weight > 0, new, old), precision, mixed
+            )
         return State(parameters, memory, state.round + 1, state.seed, precision), Empty()
 
     def predict(key, down, client_state, x):
         if isinstance(down.posterior, Empty):
             return model.predictive(down.parameters, x)
         flat, unravel = ravel_pytree(down.parameters)
-        off = jnp.nan_to_num(deviations(key, down.posterior, predictive_draws))  # before the first samples: the mode alone
+        off = jnp.nan_to_num(
+            deviations(key, down.posterior, predictive_draws)
+        )  # before the first samples: the mode alone
         return averaged(lambda z: model.predictive(unravel(z), x), flat + off)
 
     def draws(key, down, client_state, data, number):
@@ -307,7 +351,9 @@ def fedpa(
         client=client,
         commit=no_state,
         server=server,
-        evaluate=lambda key, down, client_state, data: measure(lambda x: predict(key, down, client_state, x), data),
+        evaluate=lambda key, down, client_state, data: measure(
+            lambda x: predict(key, down, client_state, x), data
+        ),
         predict=predict,
         adapt=no_state,
         draws=draws if rank else None,
@@ -322,7 +368,9 @@ def _nothing(at: Float[Array, " d"], rank: int) -> Precision:
     return Precision(zero, jnp.zeros((at.size, min(rank, at.size)), at.dtype), zero)
 
 
-def _check_options(least: dict[str, tuple[int | None, int]], rho: int | float | str, decay: float, samples: int) -> None:
+def _check_options(
+    least: dict[str, tuple[int | None, int]], rho: int | float | str, decay: float, samples: int
+) -> None:
     for name, (value, bound) in least.items():
         if value is not None and value < bound:
             raise ValueError(f"fedpa: {name} must be at least {bound}, got {value}")
@@ -330,9 +378,13 @@ def _check_options(least: dict[str, tuple[int | None, int]], rho: int | float | 
         if rho != "oas":
             raise ValueError(f"fedpa: rho must be a number from 0 up or 'oas', got {rho!r}")
         if samples < 2:
-            raise ValueError("fedpa: rho='oas' is chosen from how samples differ; take samples=2 or more, or give rho a number")
+            raise ValueError(
+                "fedpa: rho='oas' is chosen from how samples differ; take samples=2 or more, or give rho a number"
+            )
     elif not (0 <= rho < float("inf")):
-        raise ValueError(f"fedpa: rho must be at least 0 and finite, got {rho:g}; 0 is FedAvg, and the paper takes 0.01 to 1")
+        raise ValueError(
+            f"fedpa: rho must be at least 0 and finite, got {rho:g}; 0 is FedAvg, and the paper takes 0.01 to 1"
+        )
     if not 0 <= decay < 1:
         raise ValueError(f"fedpa: decay must be at least 0 and below 1, got {decay:g}")
 
@@ -345,8 +397,12 @@ def _check_kernel(
 ) -> None:
     if kernel is None:
         if step_size is not None:
-            raise ValueError("fedpa: step_size is that of a kernel; averaged iterates have that of client_optimizer")
+            raise ValueError(
+                "fedpa: step_size is that of a kernel; averaged iterates have that of client_optimizer"
+            )
     elif step_size is None or step_size <= 0:
         raise ValueError(f"fedpa: a kernel needs a step_size above 0, got {step_size}")
     elif client_optimizer is not None and not burn_in_rounds:
-        raise ValueError("fedpa: with a kernel client_optimizer is for burn-in rounds; give burn_in_rounds, or leave it out")
+        raise ValueError(
+            "fedpa: with a kernel client_optimizer is for burn-in rounds; give burn_in_rounds, or leave it out"
+        )

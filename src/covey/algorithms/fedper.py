@@ -1,12 +1,13 @@
 """FedPer: shared base layers and personal layers, trained together.
 
-Arivazhagan, Aggarwal, Singh and Choudhary (2019), "Federated learning with personalization layers", algorithms 1 and 2. It is
-FedRep with one local run for both parts instead of one after the other:
+Arivazhagan, Aggarwal, Singh and Choudhary (2019), "Federated learning with personalization layers",
+algorithms 1 and 2. It is FedRep with one local run for both parts instead of one after the other:
 
     client:  (phi_i, z_i) = optimiser steps on F_i from (phi, the z_i of its last round),    Delta_i = phi - phi_i
     server:  as in FedAvg, clients weighted by their rows
 
-With one client, server step 1 and an optimiser without memory, phi and z move as in FedAvg on the whole network.
+With one client, server step 1 and an optimiser without memory, phi and z move as in FedAvg on the
+whole network.
 """
 
 import optax
@@ -31,7 +32,8 @@ def fedper(
 ) -> Algorithm:
     """FedPer: shared parameters and personal ones, trained together; options as in FedAvg.
 
-    A client that never took part trains its personal part alone for `adapt_epochs` passes, by the client optimiser.
+    A client that never took part trains its personal part alone for `adapt_epochs` passes, by the
+    client optimiser.
     """
     gradient = mean_gradient(lambda both, rows: model.log_likelihood(both.phi, both.head, rows))
     plan = schedule(batch_size=batch_size, epochs=epochs, steps=steps)

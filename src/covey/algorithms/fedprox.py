@@ -1,10 +1,12 @@
 """FedProx: FedAvg whose clients are tied to the broadcast parameters.
 
-Li et al. (2020), "Federated optimization in heterogeneous networks", algorithm 2. Each client minimises
+Li et al. (2020), "Federated optimization in heterogeneous networks", algorithm 2. Each client
+minimises
 
     h_i(theta) = F_i(theta) + (mu / 2) ||theta - theta_t||^2
 
-by local steps; mu = 0 is FedAvg. A client that is given few steps solves its problem inexactly, as the paper allows.
+by local steps; mu = 0 is FedAvg. A client that is given few steps solves its problem inexactly, as
+the paper allows.
 """
 
 import jax
@@ -36,13 +38,19 @@ def fedprox(
     optimizer = optax.sgd(0.1) if client_optimizer is None else client_optimizer
 
     def solve(key, anchor, data):
-        return change(anchor, descend(key, data, tied(gradient, proximal, anchor), optimizer, plan, anchor))
+        return change(
+            anchor, descend(key, data, tied(gradient, proximal, anchor), optimizer, plan, anchor)
+        )
 
-    return averaging("fedprox", model, solve, server_optimizer=server_optimizer, weighting=weighting)
+    return averaging(
+        "fedprox", model, solve, server_optimizer=server_optimizer, weighting=weighting
+    )
 
 
 def tied(gradient: Gradient, proximal: int | float, anchor: PyTree) -> Gradient:
-    """The gradient of the loss plus (mu / 2) ||theta - anchor||^2; the loss that it gives is that without the tie."""
+    """The gradient of the loss plus (mu / 2) ||theta - anchor||^2; the loss that it gives is that
+    without the tie.
+    """
 
     def tied_gradient(parameters, batch):
         loss, slope = gradient(parameters, batch)

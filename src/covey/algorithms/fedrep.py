@@ -1,24 +1,28 @@
 """FedRep: one representation for all clients, and a head for each.
 
-Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated learning",
-algorithm 1. A `MixedModel` has parameters phi that are shared (the representation) and a vector z of each client's own (its
-head h_i). The objective is min over phi of mean_i min over z of F_i(phi, z), F_i the mean loss of client i's rows:
+Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for
+personalized federated learning", algorithm 1. A `MixedModel` has parameters phi that are shared
+(the representation) and a vector z of each client's own (its head h_i). The objective is min over
+phi of mean_i min over z of F_i(phi, z), F_i the mean loss of client i's rows:
 
     client:  z_i   = optimiser steps on F_i(phi, .) from the z_i of its last round    phi is held
              phi_i = optimiser steps on F_i(., z_i) from phi                          the new z_i is held
              Delta_i = phi - phi_i
     server:  phi = server optimiser(phi, sum_i w_i Delta_i / sum_i w_i)               as in FedAvg
 
-Heads never leave their clients. The paper weighs clients equally, and so does the default here; its experiments make ten passes
-for the head and one for phi. Many head steps approach the inner minimum, which is what the analysis is about.
+Heads never leave their clients. The paper weighs clients equally, and so does the default here; its
+experiments make ten passes for the head and one for phi. Many head steps approach the inner
+minimum, which is what the analysis is about.
 
-A client that never took part trains a head alone, phi as it is. Without rows it keeps the head that all start from: as nobody's
-head is known to others, nothing better can be said of it (FedPop's law of the effects is what says more).
+A client that never took part trains a head alone, phi as it is. Without rows it keeps the head that
+all start from: as nobody's head is known to others, nothing better can be said of it (FedPop's law
+of the effects is what says more).
 
 With nothing personal in the model this is FedAvg, with nothing shared it is local training.
 
 Example:
-    method = covey.fedrep(covey.models.mixed_cifar_cnn(), head_optimizer=optax.sgd(0.01, momentum=0.5), head_epochs=10)
+    method = covey.fedrep(covey.models.mixed_cifar_cnn(), head_optimizer=optax.sgd(0.01,
+    momentum=0.5), head_epochs=10)
 """
 
 from collections.abc import Callable
@@ -29,7 +33,15 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from covey.algorithms import fedavg
-from covey.algorithms.fedavg import Info, Up, Weighting, change, check_weighting, client_weight, descend_server
+from covey.algorithms.fedavg import (
+    Info,
+    Up,
+    Weighting,
+    change,
+    check_weighting,
+    client_weight,
+    descend_server,
+)
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.shard import Shard
 from covey.kernels.descent import Descent, Schedule, descend, mean_gradient, schedule
@@ -75,11 +87,13 @@ def fedrep(
     adapt_epochs: int = 50,
     weighting: Weighting = "equal",
 ) -> Algorithm:
-    """FedRep: a shared representation, and a head for each client that is trained first (optimisers default to SGD 0.1).
+    """FedRep: a shared representation, and a head for each client that is trained first (optimisers
+    default to SGD 0.1).
 
-    A client makes `head_epochs` passes over its rows for its head, or `head_steps` minibatch steps where given, and then the same
-    for phi by `body_epochs` or `body_steps`. `adapt_epochs` are a new client's passes for its head. The average at the server is
-    FedAvg's, with its `weighting` and `server_optimizer`.
+    A client makes `head_epochs` passes over its rows for its head, or `head_steps` minibatch steps
+    where given, and then the same for phi by `body_epochs` or `body_steps`. `adapt_epochs` are a
+    new client's passes for its head. The average at the server is FedAvg's, with its `weighting`
+    and `server_optimizer`.
     """
     for_head = optax.sgd(0.1) if head_optimizer is None else head_optimizer
     for_body = optax.sgd(0.1) if body_optimizer is None else body_optimizer
@@ -105,7 +119,12 @@ def fedrep(
 
 
 def fit_head(
-    key: Key[Array, ""], model: MixedModel, at: Pair, data: Shard, optimizer: optax.GradientTransformation, plan: Schedule
+    key: Key[Array, ""],
+    model: MixedModel,
+    at: Pair,
+    data: Shard,
+    optimizer: optax.GradientTransformation,
+    plan: Schedule,
 ) -> Descent:
     """Steps on the head, phi held."""
     gradient = mean_gradient(lambda head, rows: model.log_likelihood(at.phi, head, rows))
@@ -122,10 +141,14 @@ def with_heads(
     server_optimizer: optax.GradientTransformation | None,
     weighting: Weighting,
 ) -> Algorithm:
-    """The frame that FedRep shares with its relatives: phi is averaged, heads stay; they differ in how a client trains both."""
+    """The frame that FedRep shares with its relatives: phi is averaged, heads stay; they differ in
+    how a client trains both.
+    """
     check_weighting(weighting)
     if model.log_prior is not None or model.law is not None:
-        raise ValueError(f"{name} finds the least loss and has no use for the prior that {model.name} brings; use fedpop")
+        raise ValueError(
+            f"{name} finds the least loss and has no use for the prior that {model.name} brings; use fedpop"
+        )
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
 
     def init(key, spec):
@@ -157,5 +180,7 @@ def with_heads(
         server=server,
         evaluate=evaluate,
         predict=predict,
-        adapt=lambda key, down, data: Personal(fit_head(key, model, down, data, head_optimizer, adapt_plan).parameters),
+        adapt=lambda key, down, data: Personal(
+            fit_head(key, model, down, data, head_optimizer, adapt_plan).parameters
+        ),
     )

@@ -1,6 +1,7 @@
 """Local: every client trains alone and nothing is sent. The row that a federation has to beat.
 
-Clients start from the same initial parameters and go on from their own at each round they take part in.
+Clients start from the same initial parameters and go on from their own at each round they take part
+in.
 """
 
 from typing import NamedTuple
@@ -36,7 +37,9 @@ def local(
     steps: int | None = None,
     adapt_epochs: int = 50,
 ) -> Algorithm:
-    """Training alone. A client that never took part trains for `adapt_epochs` passes before it is evaluated."""
+    """Training alone. A client that never took part trains for `adapt_epochs` passes before it is
+    evaluated.
+    """
     gradient = mean_gradient(model.log_likelihood)
     plan = schedule(batch_size=batch_size, epochs=epochs, steps=steps)
     adapt_plan = schedule(batch_size=batch_size, epochs=adapt_epochs, steps=None)
@@ -47,7 +50,9 @@ def local(
         return Local(Empty(), Personal(end.parameters), Info(end.loss, end.steps))
 
     def adapt(key, start, data):
-        return Personal(descend(key, data, gradient, optimizer, adapt_plan, start.parameters).parameters)
+        return Personal(
+            descend(key, data, gradient, optimizer, adapt_plan, start.parameters).parameters
+        )
 
     def evaluate(key, start, personal, data):
         return measure(lambda x: model.predictive(personal.parameters, x), data)

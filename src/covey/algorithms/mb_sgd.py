@@ -1,7 +1,8 @@
 """Minibatch SGD across clients: one gradient a client a round.
 
-The baseline that local steps are measured against (MB-SGD in Al-Shedivat et al. 2021, Woodworth et al. 2020): every client
-returns the gradient of its mean loss at the broadcast parameters, and the server takes one step along their average.
+The baseline that local steps are measured against (MB-SGD in Al-Shedivat et al. 2021, Woodworth et
+al. 2020): every client returns the gradient of its mean loss at the broadcast parameters, and the
+server takes one step along their average.
 
     client:  g_i = mean over a minibatch of grad(-log p(row | theta))
     server:  theta = server optimiser(theta, sum_i w_i g_i / sum_i w_i)
@@ -24,7 +25,9 @@ def mb_sgd(
     batch_size: int | None = None,
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """Minibatch SGD with any server optimiser (default: SGD 0.1); `batch_size=None` is the full gradient of each client."""
+    """Minibatch SGD with any server optimiser (default: SGD 0.1); `batch_size=None` is the full
+    gradient of each client.
+    """
     gradient = mean_gradient(model.log_likelihood)
     plan = schedule(batch_size=batch_size, epochs=1, steps=1)
     optimizer = optax.sgd(0.1) if server_optimizer is None else server_optimizer

@@ -1,26 +1,31 @@
 """pFedMe: personal models, tied to a common one that minimises their Moreau envelopes.
 
-Dinh, Tran and Nguyen (2020), "Personalized federated learning with Moreau envelopes", algorithm 1. With F_t the mean loss of
-client t, minimised is sum_t w_t f_t(u) over the common u, f_t the Moreau envelope of F_t:
+Dinh, Tran and Nguyen (2020), "Personalized federated learning with Moreau envelopes", algorithm 1.
+With F_t the mean loss of client t, minimised is sum_t w_t f_t(u) over the common u, f_t the Moreau
+envelope of F_t:
 
     f_t(u) = min over v of F_t(v) + (lambda / 2) ||v - u||^2
 
-The least v is the client's own model, and grad f_t(u) = lambda (u - v). A client in a round, `local_rounds` times:
+The least v is the client's own model, and grad f_t(u) = lambda (u - v). A client in a round,
+`local_rounds` times:
 
     client:  B = minibatch of its rows;    v_t = K optimiser steps on F_B(v) + (lambda / 2) ||v - u_t||^2 from u_t
              u_t = u_t - step lambda (u_t - v_t)
     server:  u = server optimiser(u, sum_t w_t (u - u_t) / sum_t w_t)              SGD with step beta is the paper's beta
 
-It is surrogate optimisation (`surrogate.py`; Marfoq et al. 2021, section 3.4) with g_t(u, v) = F_t(v) + (lambda / 2) ||v - u||^2.
-The paper weighs clients equally, here by their rows unless `weighting="equal"`. It leaves open where the inner steps start; here
-at u_t, so that a client needs no memory to go on. With step lambda = 1 and K = 1, u_t takes plain steps of the inner optimiser
-(SGD: FedAvg); as lambda grows the own models become the common one, and with lambda near 0 they forget it.
+It is surrogate optimisation (`surrogate.py`; Marfoq et al. 2021, section 3.4) with g_t(u, v) =
+F_t(v) + (lambda / 2) ||v - u||^2. The paper weighs clients equally, here by their rows unless
+`weighting="equal"`. It leaves open where the inner steps start; here at u_t, so that a client needs
+no memory to go on. With step lambda = 1 and K = 1, u_t takes plain steps of the inner optimiser
+(SGD: FedAvg); as lambda grows the own models become the common one, and with lambda near 0 they
+forget it.
 
-A client predicts with the v_t of its last round; one that never took part takes the common model and minimises
-F_t(v) + (lambda / 2) ||v - u||^2 over its rows for `adapt_epochs` passes.
+A client predicts with the v_t of its last round; one that never took part takes the common model
+and minimises F_t(v) + (lambda / 2) ||v - u||^2 over its rows for `adapt_epochs` passes.
 
 Example:
-    method = covey.pfedme(covey.models.logistic(), proximal=1.0, inner_optimizer=optax.sgd(0.5), inner_steps=10, step=0.5)
+    method = covey.pfedme(covey.models.logistic(), proximal=1.0, inner_optimizer=optax.sgd(0.5),
+    inner_steps=10, step=0.5)
 """
 
 from typing import NamedTuple
@@ -58,13 +63,16 @@ def pfedme(
     adapt_epochs: int = 50,
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """pFedMe: each client's own model, and a common one that none is far from; `proximal` is lambda.
+    """pFedMe: each client's own model, and a common one that none is far from; `proximal` is
+    lambda.
 
     Args:
         model: a likelihood.
         proximal: lambda, how strongly a client's own model is tied to the common one.
-        step: of the common model along the envelope's gradient; 0.1 / lambda by default, a tenth of the way to the client's own.
-        inner_optimizer: for the client's own model; SGD 0.05 by default. For SGD take a step below 1 / lambda.
+        step: of the common model along the envelope's gradient; 0.1 / lambda by default, a tenth of
+            the way to the client's own.
+        inner_optimizer: for the client's own model; SGD 0.05 by default. For SGD take a step below
+            1 / lambda.
         inner_steps: K, on the same minibatch.
         local_rounds: minibatches in a round.
         server_optimizer: as in FedAvg.
@@ -73,7 +81,9 @@ def pfedme(
         weighting: of the clients, by their rows or equally.
     """
     if proximal <= 0:
-        raise ValueError(f"pfedme: proximal must be above 0, got {proximal:g}; without a tie, use local")
+        raise ValueError(
+            f"pfedme: proximal must be above 0, got {proximal:g}; without a tie, use local"
+        )
     share = 0.1 if step is None else step * proximal
     if not 0 < share < 2:
         raise ValueError(
@@ -105,7 +115,9 @@ def pfedme(
         return Surrogate(Personal(nearest), solve)
 
     def adapt(key, shared, data):
-        return Personal(descend(key, data, tied(gradient, proximal, shared), optimizer, plan, shared).parameters)
+        return Personal(
+            descend(key, data, tied(gradient, proximal, shared), optimizer, plan, shared).parameters
+        )
 
     return surrogate_optimisation(
         "pfedme",

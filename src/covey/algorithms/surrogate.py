@@ -1,18 +1,22 @@
-"""Federated surrogate optimisation: the frame of methods with something shared and something of each client's own.
+"""Federated surrogate optimisation: the frame of methods with something shared and something of
+each client's own.
 
-Marfoq et al. (2021), "Federated multi-task learning under a mixture of distributions", section 3.4 and algorithm 3. The objective
-is f(u, v) = sum_t w_t f_t(u, v_t), with u shared and v_t of client t alone. A partial first-order surrogate g_t of f_t near
-(u, v_t) lies above f_t and touches it there. In a round
+Marfoq et al. (2021), "Federated multi-task learning under a mixture of distributions", section 3.4
+and algorithm 3. The objective is f(u, v) = sum_t w_t f_t(u, v_t), with u shared and v_t of client t
+alone. A partial first-order surrogate g_t of f_t near (u, v_t) lies above f_t and touches it there.
+In a round
 
     client:  g_t = surrogate of f_t near (u, v_t)
              v_t = argmin over v of g_t(u, v)                                    never leaves the client
              u_t = local solver on g_t(., v_t) from u
     server:  u = server optimiser(u, sum_t w_t (u - u_t) / sum_t w_t)            as in FedAvg
 
-w_t is the number of rows of client t (or 1), times the inverse of its participation probability. A client may do its part
-several times in a round (`local_rounds`), each time with a surrogate at the point where it stands.
+w_t is the number of rows of client t (or 1), times the inverse of its participation probability. A
+client may do its part several times in a round (`local_rounds`), each time with a surrogate at the
+point where it stands.
 
-`mixture` (v_t are the weights of components) and `pfedme` (v_t is the client's own model) are this frame with their surrogates.
+`mixture` (v_t are the weights of components) and `pfedme` (v_t is the client's own model) are this
+frame with their surrogates.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +27,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from covey.algorithms.fedavg import State, Up, Weighting, check_weighting, client_weight, descend_server
+from covey.algorithms.fedavg import (
+    State,
+    Up,
+    Weighting,
+    check_weighting,
+    client_weight,
+    descend_server,
+)
 from covey.core.algorithm import Algorithm, Empty, Info, Local
 from covey.core.metrics import Metric
 from covey.core.shard import Shard, Spec
@@ -44,7 +55,9 @@ class Surrogate(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Where a client stands within its round: u_t, v_t, the sum of its local rounds' losses, and its steps."""
+    """Where a client stands within its round: u_t, v_t, the sum of its local rounds' losses, and
+    its steps.
+    """
 
     shared: PyTree
     own: PyTree
@@ -52,7 +65,9 @@ class Point(NamedTuple):
     steps: Int[Array, ""]
 
 
-Build: TypeAlias = Callable[[Key[Array, ""], PyTree, PyTree, Shard], Surrogate]  # (key, u, v_t, data) -> g_t
+Build: TypeAlias = Callable[
+    [Key[Array, ""], PyTree, PyTree, Shard], Surrogate
+]  # (key, u, v_t, data) -> g_t
 
 
 def surrogate_optimisation(
@@ -103,13 +118,19 @@ def surrogate_optimisation(
         if local_rounds == 1:  # the key as it is: minibatches are then those of FedAvg
             at = once(key, at, data)
         else:
-            at = jax.lax.fori_loop(0, local_rounds, lambda r, at: once(jax.random.fold_in(key, r), at, data), at)
+            at = jax.lax.fori_loop(
+                0, local_rounds, lambda r, at: once(jax.random.fold_in(key, r), at, data), at
+            )
         weight = client_weight(data, weighting)
         delta = jax.tree.map(lambda before, after: weight * (before - after), shared, at.shared)
-        return Local(Up(delta, weight), at.own, report(at._replace(loss=at.loss / local_rounds), data))
+        return Local(
+            Up(delta, weight), at.own, report(at._replace(loss=at.loss / local_rounds), data)
+        )
 
     def evaluate(key, shared, own, data):
-        return measure(lambda x: predict(shared, own, x), data) | ({} if describe is None else dict(describe(own, data)))
+        return measure(lambda x: predict(shared, own, x), data) | (
+            {} if describe is None else dict(describe(own, data))
+        )
 
     return Algorithm(
         name=name,

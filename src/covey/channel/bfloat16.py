@@ -1,8 +1,9 @@
 """Half precision with stochastic rounding: an unbiased codec of 16 bits a number.
 
-A float32 keeps its upper 16 bits (bfloat16). The lower 16 are the fraction of the way to the next bfloat16, so adding 16
-uniform random bits before they are cut off rounds up with exactly that probability: E[C(x)] = x, and the relative error of a
-number is below 2^-7. Its variance is that step squared times p (1 - p) <= 1/4: omega = 2^-16.
+A float32 keeps its upper 16 bits (bfloat16). The lower 16 are the fraction of the way to the next
+bfloat16, so adding 16 uniform random bits before they are cut off rounds up with exactly that
+probability: E[C(x)] = x, and the relative error of a number is below 2^-7. Its variance is that
+step squared times p (1 - p) <= 1/4: omega = 2^-16.
 """
 
 import jax
@@ -22,7 +23,9 @@ def bfloat16() -> Channel:
         return jax.tree.unflatten(structure, sent), state
 
     def decode(payload):
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, payload)
+        return jax.tree.map(
+            lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, payload
+        )
 
     return Channel(init=no_state, encode=encode, decode=decode, omega=lambda up: 2.0**-16)
 

@@ -1,7 +1,8 @@
-"""Block-p-quantisation: each block of the vector keeps its norm, and of each number whether it is plus it, minus it, or zero.
+"""Block-p-quantisation: each block of the vector keeps its norm, and of each number whether it is
+plus it, minus it, or zero.
 
-Mishchenko et al. (2019), "Distributed learning with compressed gradient differences" (DIANA), definition 2; the compressor of the
-FedEM paper, appendix B. For each block x of q numbers,
+Mishchenko et al. (2019), "Distributed learning with compressed gradient differences" (DIANA),
+definition 2; the compressor of the FedEM paper, appendix B. For each block x of q numbers,
 
     C(x)_i = ||x||_p sign(x_i) B_i,    B_i Bernoulli(|x_i| / ||x||_p),
 
@@ -9,7 +10,8 @@ which is unbiased, with E||C(x) - x||^2 = ||x||_1 ||x||_p - ||x||^2 <= omega ||x
 
     omega = sqrt(q) - 1 for p = 2,    (sqrt(q) - 1) / 2 for p = inf,    q - 1 for p = 1;   q is that of the largest block.
 
-On the wire: a norm for each block, and five numbers of three values in one byte (3^5 = 243): 1.6 bits a number.
+On the wire: a norm for each block, and five numbers of three values in one byte (3^5 = 243): 1.6
+bits a number.
 """
 
 import math
@@ -45,7 +47,9 @@ def block_quantisation(*, block: int, norm: Norm = 2) -> Channel:
 
     def decode(code, layout):
         digits = _from_bytes(code.codes, layout.size)
-        norms = jnp.where(jnp.all(code.codes < 3**5), code.norms, jnp.nan)  # no encoder sends another byte
+        norms = jnp.where(
+            jnp.all(code.codes < 3**5), code.norms, jnp.nan
+        )  # no encoder sends another byte
         norms = jnp.repeat(norms, block)[: layout.size]
         # Zero times the norm, not zero: the numbers of a block whose norm is not finite are none.
         return norms * jnp.array([0, 1, -1], norms.dtype)[digits]

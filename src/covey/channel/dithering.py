@@ -1,16 +1,20 @@
-"""Random dithering: every number is rounded at random to one of s levels between 0 and the norm of the vector.
+"""Random dithering: every number is rounded at random to one of s levels between 0 and the norm of
+the vector.
 
-Alistarh et al. (2017), "QSGD: communication-efficient SGD via gradient quantization and encoding", section 3.1, for any norm r:
+Alistarh et al. (2017), "QSGD: communication-efficient SGD via gradient quantization and encoding",
+section 3.1, for any norm r:
 
     C(x)_i = ||x||_r sign(x_i) l_i / s,    l_i = floor(s |x_i| / ||x||_r + U_i),   U_i uniform in [0, 1),
 
-so that E[C(x)] = x. A number's variance is (||x||_r / s)^2 p (1 - p), p the fractional part, and p (1 - p) is at most 1/4 and at
-most s |x_i| / ||x||_r. With ||x||_1 <= sqrt(d) ||x||, this gives E||C(x) - x||^2 <= omega ||x||^2 with
+so that E[C(x)] = x. A number's variance is (||x||_r / s)^2 p (1 - p), p the fractional part, and p
+(1 - p) is at most 1/4 and at most s |x_i| / ||x||_r. With ||x||_1 <= sqrt(d) ||x||, this gives
+E||C(x) - x||^2 <= omega ||x||^2 with
 
     omega = min(d / 4 s^2, sqrt(d) / s) for r = 2,    min(d / 4 s^2, (1 + sqrt(d)) / 2 s) for r = inf,
             min(d^2 / 4 s^2, d / s) for r = 1.
 
-On the wire: the norm, then a sign bit and the level for each number; 7 levels are 4 bits a number, 1 level is 2.
+On the wire: the norm, then a sign bit and the level for each number; 7 levels are 4 bits a number,
+1 level is 2.
 """
 
 import math
@@ -44,8 +48,11 @@ def dithering(*, levels: int, norm: Norm = 2) -> Channel:
     def encode(key, state, vector):
         whole = length(vector, norm)
         dither = jax.random.uniform(key, vector.shape, vector.dtype)
-        # A fraction may round to just above one, and NaN is no integer: neither may leave the levels.
-        level = jnp.clip(jnp.nan_to_num(jnp.floor(levels * fractions(vector, whole) + dither)), 0, levels).astype(jnp.uint32)
+        # A fraction may round to just above one, and NaN is no integer: neither may leave the
+        # levels.
+        level = jnp.clip(
+            jnp.nan_to_num(jnp.floor(levels * fractions(vector, whole) + dither)), 0, levels
+        ).astype(jnp.uint32)
         sign = jnp.signbit(vector).astype(jnp.uint32)
         return Dithered(whole, pack(2 * level + sign, width)), state
 
@@ -58,6 +65,9 @@ def dithering(*, levels: int, norm: Norm = 2) -> Channel:
     def omega(d: int) -> float:
         if norm == 1:
             return min((d / (2 * levels)) ** 2, d / levels)
-        return min(d / (4 * levels**2), math.sqrt(d) / levels if norm == 2 else (1 + math.sqrt(d)) / (2 * levels))
+        return min(
+            d / (4 * levels**2),
+            math.sqrt(d) / levels if norm == 2 else (1 + math.sqrt(d)) / (2 * levels),
+        )
 
     return by_vector(encode, decode, omega=omega)

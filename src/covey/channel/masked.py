@@ -1,7 +1,8 @@
 """A channel for some parts of an upload; the others travel as they are.
 
-A part has the name of a field of the upload, or of a field within one: FedPop uploads `Population(phi, beta)`, FedAvg
-`Up(delta, weight)`, so `masked("phi", ...)` and `masked("delta", ...)` compress what is large and keep exact what is small.
+A part has the name of a field of the upload, or of a field within one: FedPop uploads
+`Population(phi, beta)`, FedAvg `Up(delta, weight)`, so `masked("phi", ...)` and `masked("delta",
+...)` compress what is large and keep exact what is small.
 """
 
 from collections.abc import Sequence
@@ -17,10 +18,16 @@ from covey.core.algorithm import Message
 from covey.core.node import Channel
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("coded", "rest"), meta_fields=("structure", "chosen"))
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("coded", "rest"),
+    meta_fields=("structure", "chosen"),
+)
 @dataclass(frozen=True)
 class Divided:
-    """A payload: the chosen leaves as coded, the others as they are. Which leaf is where, both sides know."""
+    """A payload: the chosen leaves as coded, the others as they are. Which leaf is where, both
+    sides know.
+    """
 
     coded: PyTree
     rest: list[Any]
@@ -29,7 +36,9 @@ class Divided:
 
 
 def masked(part: str | Sequence[str], channel: Channel) -> Channel:
-    """`channel` for the parts of the upload that are named, as one; e.g. `masked("phi", dithering(levels=7))`."""
+    """`channel` for the parts of the upload that are named, as one; e.g. `masked("phi",
+    dithering(levels=7))`.
+    """
     names = (part,) if isinstance(part, str) else tuple(part)
     if not names:
         raise ValueError("only: name at least one part of the upload")
@@ -44,7 +53,9 @@ def masked(part: str | Sequence[str], channel: Channel) -> Channel:
 
     def decode(payload):
         inside, outside = iter(channel.decode(payload.coded)), iter(payload.rest)
-        return jax.tree.unflatten(payload.structure, [next(inside if here else outside) for here in payload.chosen])
+        return jax.tree.unflatten(
+            payload.structure, [next(inside if here else outside) for here in payload.chosen]
+        )
 
     def bits(payload):
         return channel.bits(payload.coded) + tree.bits(payload.rest)
@@ -56,7 +67,10 @@ def masked(part: str | Sequence[str], channel: Channel) -> Channel:
 
 def _divided(names: Sequence[str], up: Message) -> tuple[list[Any], list[Any], tuple[bool, ...]]:
     """The leaves below the names, the other leaves, and which are which."""
-    leaves = [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in jax.tree.leaves_with_path(up)]
+    leaves = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+        for path, leaf in jax.tree.leaves_with_path(up)
+    ]
     for name in names:
         if not any(_is_below(path, name) for path, _ in leaves):
             known = ", ".join(path for path, _ in leaves if path) or "none: it is a single array"

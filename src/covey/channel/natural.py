@@ -1,10 +1,12 @@
 """Natural compression: every number is rounded at random to one of the two powers of two around it.
 
-Horvath et al. (2019), "Natural compression for distributed deep learning". A number is sign 2^e (1 + f) with f in [0, 1); it
-becomes sign 2^(e+1) with probability f and sign 2^e otherwise: unbiased, and f (1 - f) / (1 + f)^2 <= 1/8 = omega.
+Horvath et al. (2019), "Natural compression for distributed deep learning". A number is sign 2^e (1
++ f) with f in [0, 1); it becomes sign 2^(e+1) with probability f and sign 2^e otherwise: unbiased,
+and f (1 - f) / (1 + f)^2 <= 1/8 = omega.
 
-The fraction f lies in the lower bits of the number, so adding as many random bits and cutting them off rounds up with exactly
-that probability. A number below the smallest normal one becomes that or zero. One in the topmost octave may become infinite.
+The fraction f lies in the lower bits of the number, so adding as many random bits and cutting them
+off rounds up with exactly that probability. A number below the smallest normal one becomes that or
+zero. One in the topmost octave may become infinite.
 
 On the wire: sign and exponent, 9 bits for a float32 and 12 for a float64, end to end.
 """

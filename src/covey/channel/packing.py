@@ -1,4 +1,6 @@
-"""Small whole numbers as a string of bits, inside jit: `width` bits each, the last byte filled up with zeros."""
+"""Small whole numbers as a string of bits, inside jit: `width` bits each, the last byte filled up
+with zeros.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, UInt, UInt8
@@ -19,4 +21,6 @@ def pack(numbers: UInt[Array, " d"], width: int) -> UInt8[Array, " bytes"]:
 def unpack(packed: UInt8[Array, " bytes"], width: int, number: int) -> UInt[Array, " d"]:
     """The first `number` numbers of a string that `pack` made."""
     bits = jnp.unpackbits(packed, count=number * width, bitorder="little").reshape(number, width)
-    return jnp.sum(bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32), axis=1, dtype=jnp.uint32)
+    return jnp.sum(
+        bits.astype(jnp.uint32) << jnp.arange(width, dtype=jnp.uint32), axis=1, dtype=jnp.uint32
+    )

@@ -1,10 +1,12 @@
-"""Rand-k: k numbers of the vector, chosen at random, scaled up so that the vector is met on average.
+"""Rand-k: k numbers of the vector, chosen at random, scaled up so that the vector is met on
+average.
 
     C(x) = (d / k) sum over i in S of x_i e_i,    S uniform among the sets of k of the d places,
 
 which is unbiased, with E||C(x) - x||^2 = (d / k - 1) ||x||^2 exactly: omega = d / k - 1.
 
-On the wire: the numbers as they are, and a seed of 64 bits that both sides draw the places from. The seed is drawn for the
+On the wire: the numbers as they are, and a seed of 64 bits that both sides draw the places from.
+The seed is drawn for the
 purpose: the client's own key does not travel.
 """
 
@@ -51,7 +53,9 @@ def check_k(name: str, k: int, d: int | None = None) -> None:
     if k < 1:
         raise ValueError(f"{name}: k must be at least 1, got {k}")
     if d is not None and k > d:
-        raise ValueError(f"{name}: k = {k} numbers cannot be chosen of the {d} that the upload has; choose k up to {d}")
+        raise ValueError(
+            f"{name}: k = {k} numbers cannot be chosen of the {d} that the upload has; choose k up to {d}"
+        )
 
 
 def _places(seed: UInt32[Array, " 2"], d: int, k: int) -> Int[Array, " k"]:

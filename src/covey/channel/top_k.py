@@ -1,11 +1,13 @@
-"""Top-k with error feedback: the k largest numbers travel, and what did not is added to the next upload.
+"""Top-k with error feedback: the k largest numbers travel, and what did not is added to the next
+upload.
 
-Stich, Cordonnier and Jaggi (2018), "Sparsified SGD with memory"; Seide et al. (2014). With the client's memory e, zero at first,
+Stich, Cordonnier and Jaggi (2018), "Sparsified SGD with memory"; Seide et al. (2014). With the
+client's memory e, zero at first,
 
     v = x + e,    C = the k largest |v_i| of v, zero elsewhere,    e = v - C.
 
-Biased: no omega. Nothing is lost for good: what is sent adds up to what was meant, but for the memory. The memory moves with
-the client's state, so an upload that got lost leaves it as it was.
+Biased: no omega. Nothing is lost for good: what is sent adds up to what was meant, but for the
+memory. The memory moves with the client's state, so an upload that got lost leaves it as it was.
 
 On the wire: the k numbers as they are, and their places at ceil(log2 d) bits each.
 """
@@ -36,7 +38,9 @@ class Memory(NamedTuple):
 
 
 def top_k(*, k: int) -> Channel:
-    """The `k` largest numbers of the upload, the rest remembered for the next one (error feedback); biased."""
+    """The `k` largest numbers of the upload, the rest remembered for the next one (error feedback);
+    biased.
+    """
     check_k("top_k", k)
 
     def init(layout):
@@ -53,7 +57,9 @@ def top_k(*, k: int) -> Channel:
 
     def decode(code, layout):
         places = unpack(code.places, width_of(layout.size - 1), k)
-        values = jnp.where(jnp.all(places < layout.size), code.values, jnp.nan)  # no encoder sends another place
+        values = jnp.where(
+            jnp.all(places < layout.size), code.values, jnp.nan
+        )  # no encoder sends another place
         return jnp.zeros(layout.size, layout.dtype).at[places].set(values, mode="clip")
 
     return by_vector(encode, decode, init=init, omega=None)

@@ -1,10 +1,12 @@
 """The frame of the compressors: an upload as one vector, coded, and the vector as an upload again.
 
-A compressor sees all leaves of an upload, laid end to end, as one vector of d numbers; `only` and `partition` choose what it
-sees. Its payload is a `Parcel`: the arrays that travel, and a `Layout` that both sides know and that does not. What decodes in
-a simulation is therefore the payload itself, and real bytes decode to the same numbers.
+A compressor sees all leaves of an upload, laid end to end, as one vector of d numbers; `only` and
+`partition` choose what it sees. Its payload is a `Parcel`: the arrays that travel, and a `Layout`
+that both sides know and that does not. What decodes in a simulation is therefore the payload
+itself, and real bytes decode to the same numbers.
 
-An input that is not finite must not come out finite, as engines find a diverged client by that: `poisoned` sees to it.
+An input that is not finite must not come out finite, as engines find a diverged client by that:
+`poisoned` sees to it.
 """
 
 import math
@@ -28,7 +30,9 @@ Vector: TypeAlias = Float[Array, " d"]
 
 @dataclass(frozen=True)
 class Layout:
-    """What the vector is made of: the structure of the upload, and the shapes and types of its leaves."""
+    """What the vector is made of: the structure of the upload, and the shapes and types of its
+    leaves.
+    """
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
@@ -91,7 +95,12 @@ def by_vector(
         size = tree.size(up)
         return omega(size) if omega is not None and size else 0.0
 
-    return Channel(lambda up: init(layout_of(up)), encode_upload, decode_upload, omega=None if omega is None else omega_of)
+    return Channel(
+        lambda up: init(layout_of(up)),
+        encode_upload,
+        decode_upload,
+        omega=None if omega is None else omega_of,
+    )
 
 
 def layout_of(up: Message) -> Layout:
@@ -99,12 +108,18 @@ def layout_of(up: Message) -> Layout:
     leaves, structure = jax.tree.flatten(tree.specs(up))
     for leaf in leaves:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(f"only floats can be compressed, the upload has {leaf.dtype}; choose the parts with `part`")
-    return Layout(structure, tuple(leaf.shape for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves))
+            raise ValueError(
+                f"only floats can be compressed, the upload has {leaf.dtype}; choose the parts with `part`"
+            )
+    return Layout(
+        structure, tuple(leaf.shape for leaf in leaves), tuple(str(leaf.dtype) for leaf in leaves)
+    )
 
 
 def length(values: Float[Array, "*blocks d"], norm: Norm) -> Float[Array, "*blocks"]:
-    """The norm over the last axis, scaled by the largest entry so that squares neither overflow nor vanish."""
+    """The norm over the last axis, scaled by the largest entry so that squares neither overflow nor
+    vanish.
+    """
     largest = jnp.max(jnp.abs(values), axis=-1)
     if norm == "inf":
         return largest
@@ -112,13 +127,17 @@ def length(values: Float[Array, "*blocks d"], norm: Norm) -> Float[Array, "*bloc
     return largest * (jnp.sum(scaled, -1) if norm == 1 else jnp.sqrt(jnp.sum(scaled**2, -1)))
 
 
-def fractions(values: Float[Array, "*blocks d"], length: Float[Array, "*blocks"]) -> Float[Array, "*blocks d"]:
+def fractions(
+    values: Float[Array, "*blocks d"], length: Float[Array, "*blocks"]
+) -> Float[Array, "*blocks d"]:
     """|x| / length, in [0, 1]; zero in a block of zeros."""
     return jnp.abs(values) / jnp.where(length > 0, length, 1)[..., None]
 
 
 def poisoned(values: Float[Array, " k"], vector: Vector) -> Float[Array, " k"]:
-    """`values`, or NaN where `vector` has a number that is not finite: some codecs would not have sent it."""
+    """`values`, or NaN where `vector` has a number that is not finite: some codecs would not have
+    sent it.
+    """
     return jnp.where(jnp.all(jnp.isfinite(vector)), values, jnp.nan)
 
 

@@ -1,1 +1,3 @@
-"""Configurations: what a TOML file says, checked, and the catalogue of everything that it can name."""
+"""Configurations: what a TOML file says, checked, and the catalogue of everything that it can
+name.
+"""

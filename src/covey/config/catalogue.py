@@ -59,11 +59,15 @@ METHODS: dict[str, Factory] = {
 
 
 def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
-    """Those available by a CSV file of 0 and 1, a line a client and a column a round; `size` draws that many first."""
+    """Those available by a CSV file of 0 and 1, a line a client and a column a round; `size` draws
+    that many first.
+    """
     try:
         available = np.loadtxt(path, delimiter=",", ndmin=2)
     except ValueError as error:
-        raise ValueError(f"cohort.path: {path} is not a table of 0 and 1 separated by commas: {error}") from error
+        raise ValueError(
+            f"cohort.path: {path} is not a table of 0 and 1 separated by commas: {error}"
+        ) from error
     if not np.isin(available, (0, 1)).all():
         raise ValueError(f"cohort.path: {path} has values other than 0 and 1")
     return cohort.trace(available.astype(bool), None if size is None else cohort.uniform(size))
@@ -99,7 +103,12 @@ def table(
 ) -> FederatedData:
     """A CSV file whose column `client` says whose a row is."""
     return FederatedData.from_table(
-        path, outcome=outcome, client=client, features=features, classes=classes, allow_missing=allow_missing
+        path,
+        outcome=outcome,
+        client=client,
+        features=features,
+        classes=classes,
+        allow_missing=allow_missing,
     )
 
 
@@ -110,7 +119,12 @@ def saved(path: Path, *, memory_map: bool = True) -> FederatedData:
 
 LOADED: dict[str, Loader] = {
     **LOADERS,
-    "table": Loader(table, "your own CSV file: a line is a row, and the column `client` says whose it is", "yours", "path"),
+    "table": Loader(
+        table,
+        "your own CSV file: a line is a row, and the column `client` says whose it is",
+        "yours",
+        "path",
+    ),
     "saved": Loader(saved, "your own data, as FederatedData.save wrote them", "yours", "path"),
 }
 
@@ -118,8 +132,12 @@ DATA: dict[str, Factory] = {name: loader.load for name, loader in LOADED.items()
 
 
 def described(named: Mapping[str, Factory]) -> dict[str, str]:
-    """One line on each: a data set's description, or the first line of a factory's documentation."""
+    """One line on each: a data set's description, or the first line of a factory's
+    documentation.
+    """
     return {
-        name: LOADED[name].description if named is DATA else (factory.__doc__ or "").partition("\n")[0]
+        name: LOADED[name].description
+        if named is DATA
+        else (factory.__doc__ or "").partition("\n")[0]
         for name, factory in named.items()
     }

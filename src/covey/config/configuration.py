@@ -1,8 +1,9 @@
 """A run from a TOML file.
 
-Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`, `[faults]`, `[privacy]` (a budget)
-and, for peers without a server, `[topology]`. All but `[run]`, `[faults]` and `[privacy]` have a `name` (see `catalogue`); their
-other keys are the options of the factory of that name. `[channel]` also takes `part`, the parts of the upload that it is for, by
+Tables: `[data]`, `[model]`, `[method]`, `[run]`, and where wanted `[cohort]`, `[channel]`,
+`[faults]`, `[privacy]` (a budget) and, for peers without a server, `[topology]`. All but `[run]`,
+`[faults]` and `[privacy]` have a `name` (see `catalogue`); their other keys are the options of the
+factory of that name. `[channel]` also takes `part`, the parts of the upload that it is for, by
 name. Everything is checked before anything is loaded, and all mistakes are reported at once.
 """
 
@@ -27,7 +28,9 @@ from covey.runs.launch import run
 from covey.runs.run import Run
 from covey.topology import Topology
 
-_CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what it can name, and the name if there is no table
+_CHOICES: dict[
+    str, tuple[dict[str, Factory], str | None]
+] = {  # table -> what it can name, and the name if there is no table
     "data": (DATA, None),
     "model": (MODELS, None),
     "method": (METHODS, None),
@@ -35,8 +38,22 @@ _CHOICES: dict[str, tuple[dict[str, Factory], str | None]] = {  # table -> what 
     "channel": (CHANNELS, "identity"),
     "topology": (TOPOLOGIES, "complete"),
 }
-_RECORD = "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
-_NOT_IN_RUN = ("method", "data", "cohort", "channel", "faults", "topology", "privacy", "out", "resume", "progress", "settings")
+_RECORD = (
+    "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
+)
+_NOT_IN_RUN = (
+    "method",
+    "data",
+    "cohort",
+    "channel",
+    "faults",
+    "topology",
+    "privacy",
+    "out",
+    "resume",
+    "progress",
+    "settings",
+)
 
 
 class ConfigurationError(ValueError):
@@ -82,16 +99,20 @@ def prepare(
     hold_out: Sequence[str | int] = (),
     seed: int,
 ) -> tuple[FederatedData, FederatedData | None]:
-    """Split each client's rows, limit them, hold clients out, and standardise features by the training rows of the others.
+    """Split each client's rows, limit them, hold clients out, and standardise features by the
+    training rows of the others.
 
-    Without fractions the data keep the parts they came with. At most `train_rows` training rows a client are kept, and at most
-    `few_rows` for a share `few_share` of the clients. Both are drawn from `split_seed`, by default the run's seed.
+    Without fractions the data keep the parts they came with. At most `train_rows` training rows a
+    client are kept, and at most `few_rows` for a share `few_share` of the clients. Both are drawn
+    from `split_seed`, by default the run's seed.
     """
     drawn_from = seed if split_seed is None else split_seed
     if validation or test:
         data = data.split(validation, test, seed=drawn_from)
     if train_rows is not None or few_rows is not None or few_share:
-        data = data.limited(train_rows=train_rows, few_rows=few_rows, few_share=few_share, seed=drawn_from)
+        data = data.limited(
+            train_rows=train_rows, few_rows=few_rows, few_share=few_share, seed=drawn_from
+        )
     data, unseen = data.hold_out(hold_out) if hold_out else (data, None)
     if standardise:
         data, scaling = data.standardised()
@@ -122,20 +143,34 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
     try:
         return checked(tables)
     except ConfigurationError as error:
-        raise ConfigurationError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+        raise ConfigurationError(
+            "\n".join(f"{path}: {line}" for line in str(error).splitlines())
+        ) from None
 
 
 def checked(tables: Mapping[str, toml.Value]) -> Configuration:
     """Check the tables of a configuration against the factories they name."""
     known = (*_CHOICES, "faults", "privacy", "run")
-    errors = [unknown(f"[{name}]", name, known, "table") for name in tables if name not in (*known, _RECORD)]
-    errors += [f"{name}: a table is needed, got {table!r}" for name, table in tables.items() if not isinstance(table, Mapping)]
+    errors = [
+        unknown(f"[{name}]", name, known, "table")
+        for name in tables
+        if name not in (*known, _RECORD)
+    ]
+    errors += [
+        f"{name}: a table is needed, got {table!r}"
+        for name, table in tables.items()
+        if not isinstance(table, Mapping)
+    ]
     given = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
     without_server = given.get("run", {}).get("engine") == "peers"
     if "topology" in given and not without_server:
-        errors.append('topology: is for peers without a server; set run.engine = "peers", or leave it out')
+        errors.append(
+            'topology: is for peers without a server; set run.engine = "peers", or leave it out'
+        )
 
-    factories: dict[str, Factory] = {"faults": Faults, "run": run} | ({"privacy": Budget} if "privacy" in given else {})
+    factories: dict[str, Factory] = {"faults": Faults, "run": run} | (
+        {"privacy": Budget} if "privacy" in given else {}
+    )
     for place, (named, default) in _CHOICES.items():
         if place in tables and place not in given:
             continue  # not a table, as was said above
@@ -147,13 +182,20 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
         elif isinstance(name, str):
             errors.append(unknown(f"{place}.name", name, named, place))
         else:
-            errors.append(f"{place}.name: needs one of {', '.join(named)}" + ("" if name is None else f", got {name!r}"))
+            errors.append(
+                f"{place}.name: needs one of {', '.join(named)}"
+                + ("" if name is None else f", got {name!r}")
+            )
 
     configuration = Configuration(factories, {}, {})
     for place in known:
         if place not in factories:
             continue
-        table = {key: value for key, value in given.get(place, {}).items() if key != "name" or place == "run"}
+        table = {
+            key: value
+            for key, value in given.get(place, {}).items()
+            if key != "name" or place == "run"
+        }
         found = check(place, _options(place, factories[place]), table)
         errors += found.errors
         configuration.options[place] = found.values
@@ -173,7 +215,9 @@ def build(configuration: Configuration) -> Parts:
     loaded = factories["data"](**loading)
     data, unseen = prepare(loaded, seed=options["run"]["seed"], **preparation)
     if unseen is not None and not unseen.counts("test").any():
-        raise ConfigurationError("data.hold_out: the clients held out have no test rows to be judged on; set data.test, e.g. 0.2")
+        raise ConfigurationError(
+            "data.hold_out: the clients held out have no test rows to be judged on; set data.test, e.g. 0.2"
+        )
     model = factories["model"](**options["model"])
     return Parts(
         method=factories["method"](model, **options["method"]),
@@ -187,7 +231,14 @@ def build(configuration: Configuration) -> Parts:
     )
 
 
-def execute(configuration: Configuration, parts: Parts, *, out: Path | None, resume: bool = False, progress: bool = True) -> Run:
+def execute(
+    configuration: Configuration,
+    parts: Parts,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Run:
     """Run it, or go on with the run in `out`; without `out` nothing is written."""
     return run(
         parts.method,
@@ -209,20 +260,25 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     """A finished run as it was left, and the clients that were held out from it, if any.
 
     Raises:
-        ConfigurationError: there is no run, it is not finished, or it was not started from a configuration.
+        ConfigurationError: there is no run, it is not finished, or it was not started from a
+        configuration.
     """
     path = directory / "config.toml"
     if not path.exists():
         raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
     tables = tomllib.loads(path.read_text("utf-8"))
     if "data" not in tables:
-        raise ConfigurationError(f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again")
+        raise ConfigurationError(
+            f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again"
+        )
     asked, done = tables["run"]["rounds"], RunDirectory(directory).newest_round()
     if done < asked:
         raise ConfigurationError(
             f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume --out {directory}`"
         )
-    settings = read(path, overrides=[f"run.rounds={done}"])  # a run may have gone on past what was asked for
+    settings = read(
+        path, overrides=[f"run.rounds={done}"]
+    )  # a run may have gone on past what was asked for
     parts = build(settings)
     return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
 
@@ -241,9 +297,15 @@ def _misfit(factories: Mapping[str, Factory]) -> list[str]:
     needed = inspect.signature(factories["method"], eval_str=True).parameters["model"].annotation
     if inspect.signature(factories["model"], eval_str=True).return_annotation is needed:
         return []
-    fitting = [name for name, make in MODELS.items() if inspect.signature(make, eval_str=True).return_annotation is needed]
+    fitting = [
+        name
+        for name, make in MODELS.items()
+        if inspect.signature(make, eval_str=True).return_annotation is needed
+    ]
     method, model = factories["method"].__name__, factories["model"].__name__
-    return [f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"]
+    return [
+        f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"
+    ]
 
 
 def _set(tables: dict[str, Any], override: str) -> None:
@@ -251,7 +313,9 @@ def _set(tables: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     *places, key = [part.strip() for part in path.split(".")]
     if not equals or not places or not all((*places, key)):
-        raise ConfigurationError(f"--set {override}: write table.key=value, e.g. --set method.batch_size=64")
+        raise ConfigurationError(
+            f"--set {override}: write table.key=value, e.g. --set method.batch_size=64"
+        )
     for place in places:
         tables = tables.setdefault(place, {})
         if not isinstance(tables, dict):

@@ -12,7 +12,9 @@ CANDIDATES = (1, 2, 3, 4)
 
 
 class Choice(NamedTuple):
-    """The number of components that is best; for each number tried, its run, and minus its mean held-out log p(y | x)."""
+    """The number of components that is best; for each number tried, its run, and minus its mean
+    held-out log p(y | x).
+    """
 
     components: int
     nll: dict[int, float]
@@ -20,12 +22,15 @@ class Choice(NamedTuple):
 
 
 def choose_components(fit: Callable[[int], Run], candidates: Sequence[int] = CANDIDATES) -> Choice:
-    """The number of components with the highest held-out likelihood; `fit(M)` makes the run with M of them.
+    """The number of components with the highest held-out likelihood; `fit(M)` makes the run with M
+    of them.
 
-    Components learn from the training rows; each client's mixture is scored on its validation rows, all rows counting alike.
+    Components learn from the training rows; each client's mixture is scored on its validation rows,
+    all rows counting alike.
 
     Example:
-        choose_components(lambda m: covey.run(covey.mixture(model, components=m), data, rounds=100, seed=0)).components
+        choose_components(lambda m: covey.run(covey.mixture(model, components=m), data, rounds=100,
+        seed=0)).components
     """
     if not candidates or min(candidates) < 1:
         raise ValueError(f"candidates must be some numbers of at least 1, got {tuple(candidates)}")
@@ -34,8 +39,12 @@ def choose_components(fit: Callable[[int], Run], candidates: Sequence[int] = CAN
     return Choice(min(nll, key=lambda number: nll[number]), nll, runs)
 
 
-def decided(settings: Configuration, directory: Path, *, resume: bool, report: Callable[[str], None]) -> Configuration:
-    """The configuration with a number where it says `components = "auto"`: the one chosen, or, on resuming, that of the run."""
+def decided(
+    settings: Configuration, directory: Path, *, resume: bool, report: Callable[[str], None]
+) -> Configuration:
+    """The configuration with a number where it says `components = "auto"`: the one chosen, or, on
+    resuming, that of the run.
+    """
     if settings.options["method"].get("components") != "auto":
         return settings
     recorded = directory / "config.toml"
@@ -43,17 +52,27 @@ def decided(settings: Configuration, directory: Path, *, resume: bool, report: C
         return _with(settings, tomllib.loads(recorded.read_text("utf-8"))["method"]["components"])
     parts = build(_with(settings, CANDIDATES[0]))
     if not parts.data.counts("validation").any():
-        raise ConfigurationError('method.components: "auto" chooses by validation rows and there are none; set data.validation')
+        raise ConfigurationError(
+            'method.components: "auto" chooses by validation rows and there are none; set data.validation'
+        )
 
     def fit(components: int) -> Run:
-        report(f"{components} component{'s' if components > 1 else ''}, to see how well they predict")
+        report(
+            f"{components} component{'s' if components > 1 else ''}, to see how well they predict"
+        )
         one = _with(settings, components)
-        method = one.factories["method"](one.factories["model"](**one.options["model"]), **one.options["method"])
+        method = one.factories["method"](
+            one.factories["model"](**one.options["model"]), **one.options["method"]
+        )
         return execute(one, parts._replace(method=method), out=None, progress=False)
 
-    choice = choose_components(fit, [number for number in CANDIDATES if number <= parts.data.clients])
+    choice = choose_components(
+        fit, [number for number in CANDIDATES if number <= parts.data.clients]
+    )
     losses = ", ".join(f"{number}: {nll:.4f}" for number, nll in choice.nll.items())
-    report(f"{choice.components} components are best (nll of validation rows by components: {losses})")
+    report(
+        f"{choice.components} components are best (nll of validation rows by components: {losses})"
+    )
     return _with(settings, choice.components)
 
 

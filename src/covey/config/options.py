@@ -1,4 +1,6 @@
-"""Options of a factory, checked against its own signature: what a function accepts is written once, in the function."""
+"""Options of a factory, checked against its own signature: what a function accepts is written once,
+in the function.
+"""
 
 import inspect
 import json
@@ -32,7 +34,9 @@ OPTIMIZERS: dict[str, Factory] = {
 
 
 class Kind(NamedTuple):
-    """Things that a table can name beside plain values: what they are called, their factories, and an example."""
+    """Things that a table can name beside plain values: what they are called, their factories, and
+    an example.
+    """
 
     word: str
     factories: Mapping[str, Factory]
@@ -40,7 +44,9 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[type, Kind] = {
-    optax.GradientTransformation: Kind("optimiser", OPTIMIZERS, '{name = "sgd", learning_rate = 0.1}'),
+    optax.GradientTransformation: Kind(
+        "optimiser", OPTIMIZERS, '{name = "sgd", learning_rate = 0.1}'
+    ),
     Kernel: Kind("kernel", KERNELS, '{name = "sgld", batch_size = 32}'),
     Channel: Kind("channel", CHANNELS, '{name = "dithering", levels = 7}'),
     Law: Kind("law", LAWS, '{name = "gaussian", covariance = "full"}'),
@@ -52,14 +58,18 @@ _REQUIRED = inspect.Parameter.empty
 
 
 class Option(NamedTuple):
-    """One option: its type as far as TOML can give it, and its default (`_REQUIRED` without one)."""
+    """One option: its type as far as TOML can give it, and its default (`_REQUIRED` without
+    one).
+    """
 
     kind: Any
     default: object
 
 
 class Checked(NamedTuple):
-    """Options as the factory takes them, as `config.toml` records them, and what was wrong, one line each."""
+    """Options as the factory takes them, as `config.toml` records them, and what was wrong, one
+    line each.
+    """
 
     values: dict[str, object]
     table: dict[str, toml.Value]
@@ -91,7 +101,9 @@ def check(place: str, options: Mapping[str, Option], given: Mapping[str, toml.Va
             checked.errors.append(f"{where} is missing ({_words(option.kind)})")
         elif toml.holds(option.default):
             checked.table[name] = _recorded(option.default)
-    checked.errors.extend(unknown(f"{place}.{name}", name, options, "key") for name in given if name not in options)
+    checked.errors.extend(
+        unknown(f"{place}.{name}", name, options, "key") for name in given if name not in options
+    )
     return checked
 
 
@@ -103,14 +115,20 @@ def unknown(where: str, name: str, known: Collection[str], what: str) -> str:
 
 
 def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
-    """An optimiser, kernel, channel or law from `{name = "sgd", learning_rate = 0.1}`, or from its name where that is enough."""
+    """An optimiser, kernel, channel or law from `{name = "sgd", learning_rate = 0.1}`, or from its
+    name where that is enough.
+    """
     word, factories, example = KINDS[kind]
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping) or not isinstance(name := table.get("name"), str):
         return None, [f"{where}: {_with_article(word)} is a table such as {example}, got {given!r}"]
     if name not in factories:
         return None, [unknown(where, name, factories, word)]
-    checked = check(where, options_of(factories[name]), {key: value for key, value in table.items() if key != "name"})
+    checked = check(
+        where,
+        options_of(factories[name]),
+        {key: value for key, value in table.items() if key != "name"},
+    )
     if checked.errors and isinstance(given, str):
         return None, [f"{where}: {name} needs more than its name; write a table such as {example}"]
     if checked.errors:
@@ -121,7 +139,9 @@ def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
         return None, [f"{where}: {error}"]
 
 
-def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.Value | None, list[str]]:
+def _value(
+    where: str, option: Option, given: toml.Value
+) -> tuple[object, toml.Value | None, list[str]]:
     """The value, how it is recorded (None: not at all), and errors."""
     members = _members(option.kind)
     if given == NOTHING and NoneType in members:
@@ -132,7 +152,8 @@ def _value(where: str, option: Option, given: toml.Value) -> tuple[object, toml.
             return value, given, errors
     try:
         adapter = TypeAdapter(option.kind, config=ConfigDict(strict=True))
-        # As JSON, strict: an array may fill a tuple and a string a path, but "3" is not a number and true is not 1.
+        # As JSON, strict: an array may fill a tuple and a string a path, but "3" is not a number
+        # and true is not 1.
         value = adapter.validate_json(json.dumps(given, default=str))
         return value, _recorded(value) if toml.holds(value) else given, []
     except ValidationError as error:
@@ -180,9 +201,17 @@ def _has_schema(member: Any) -> bool:
 
 
 def _words(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        Path: "a path",
+    }
     names |= {kind: _with_article(made.word) for kind, made in KINDS.items()}
-    return " or ".join(names.get(member, str(member)) for member in _members(kind) if member is not NoneType)
+    return " or ".join(
+        names.get(member, str(member)) for member in _members(kind) if member is not NoneType
+    )
 
 
 def _with_article(word: str) -> str:

@@ -1,6 +1,7 @@
 """The seam: what a federated method is.
 
-An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort, no codec and no transport.
+An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort, no codec and no
+transport.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,8 @@ class Local(NamedTuple):
 class Aggregate(NamedTuple):
     """All that the server sees of a round: sums over the uploads that arrived.
 
-    weighted: sum of w_i sent_i, w_i the inverse participation probability; estimates the sum over all clients.
+    weighted: sum of w_i sent_i, w_i the inverse participation probability; estimates the sum over
+        all clients.
     plain: sum of sent_i.
     weight: sum of w_i; estimates the number of clients.
     count: the number of uploads.
@@ -51,7 +53,8 @@ class Aggregate(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Draws that a server keeps in a ring, (places, chains, ...): the newest lies at place (number - 1) modulo the places.
+    """Draws that a server keeps in a ring, (places, chains, ...): the newest lies at place (number
+    - 1) modulo the places.
 
     number: how many there have been since the first round.
     """
@@ -82,19 +85,27 @@ class Algorithm(NamedTuple):
     broadcast: (server state) -> down.
     client: (key, down, client state, data) -> Local(up, pending, info).
     commit: (pending, sent) -> client state; `sent` is what the server decodes, after compression.
-    server: (key, server state, aggregate) -> (server state, info). What it makes of an empty aggregate is dropped.
+    server: (key, server state, aggregate) -> (server state, info). What it makes of an empty
+        aggregate is dropped.
     evaluate: (key, down, client state, data) -> mergeable metrics by name.
     predict: (key, down, client state, x) -> a predictive distribution.
     adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
-    personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before it is evaluated.
-    draws: (key, down, client state, data, number) -> posterior draws of a client's own; None for a method that has none.
+    personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before
+        it is evaluated.
+    draws: (key, down, client state, data, number) -> posterior draws of a client's own; None for a
+        method that has none.
     chains: the posterior of what all clients share, for a method whose server samples it.
-    axes: (spec) -> {name: Axis}: labels of the numbers of a draw, of a client's or of a chain's, by its path in the draw.
-    publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than the broadcast of a round.
-    check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the method.
-    diagnose: (down, data) -> a line on why this client's numbers may have stopped being finite, and what would help.
-    mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a privacy ledger accounts for it
-        (`privacy.Mechanism`); None for a method that protects no row.
+    axes: (spec) -> {name: Axis}: labels of the numbers of a draw, of a client's or of a chain's, by
+        its path in the draw.
+    publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than
+        the broadcast of a round.
+    check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the
+        method.
+    diagnose: (down, data) -> a line on why this client's numbers may have stopped being finite, and
+        what would help.
+    mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a
+        privacy ledger accounts for it (`privacy.Mechanism`); None for a method that protects no
+        row.
     burn_in: rounds that are another method's, before this one begins; a run has to be longer.
     """
 

@@ -1,8 +1,9 @@
 """Who takes part in a round, and with what weight.
 
-A scheme is a function of the clients' row counts; it gives a `Sampler`, whose `sample(key, t)` gives the cohort of round t as
-fixed-size arrays. Weights are inverse participation probabilities: the weighted sum over the cohort is an unbiased estimate
-of the sum over all clients. A client drawn twice runs once and carries the multiplicity in its weight.
+A scheme is a function of the clients' row counts; it gives a `Sampler`, whose `sample(key, t)`
+gives the cohort of round t as fixed-size arrays. Weights are inverse participation probabilities:
+the weighted sum over the cohort is an unbiased estimate of the sum over all clients. A client drawn
+twice runs once and carries the multiplicity in its weight.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from covey.core.keys import Integer, without_replacement
 
 
 class Cohort(NamedTuple):
-    """Positions of clients in the data, which slots are taken, and inverse-probability weights (zero in empty slots)."""
+    """Positions of clients in the data, which slots are taken, and inverse-probability weights
+    (zero in empty slots).
+    """
 
     index: Int[Array, "*rounds slots"]
     mask: Bool[Array, "*rounds slots"]
@@ -28,7 +31,8 @@ class Sampler(NamedTuple):
     """slots: the most clients that a cohort can have. sample: (key, t) -> Cohort.
 
     alike: some clients are drawn, each as likely as any other, whatever its number of rows.
-    drawn: how many are drawn anew for each round; None for everyone, and for cohorts that are not draws of a given number.
+    drawn: how many are drawn anew for each round; None for everyone, and for cohorts that are not
+        draws of a given number.
     """
 
     slots: int
@@ -58,12 +62,16 @@ def bernoulli(probability: float | np.ndarray) -> Scheme:
     """Each client independently with its own probability p_i; weight 1/p_i (Horvitz-Thompson)."""
     given = np.atleast_1d(np.asarray(probability, np.float32))
     if not np.all((given > 0) & (given <= 1)):
-        raise ValueError(f"bernoulli: probabilities must be in (0, 1], got {given[(given <= 0) | (given > 1)][0]:g}")
+        raise ValueError(
+            f"bernoulli: probabilities must be in (0, 1], got {given[(given <= 0) | (given > 1)][0]:g}"
+        )
 
     def scheme(counts: np.ndarray) -> Sampler:
         population = len(counts)
         if len(given) not in (1, population):
-            raise ValueError(f"bernoulli: {len(given)} probabilities were given for {population} clients")
+            raise ValueError(
+                f"bernoulli: {len(given)} probabilities were given for {population} clients"
+            )
         chance = jnp.asarray(np.broadcast_to(given, population))
 
         def sample(key, t):
@@ -82,19 +90,26 @@ def uniform(size: int) -> Scheme:
     def scheme(counts: np.ndarray) -> Sampler:
         population = len(counts)
         _check_population("uniform", size, population)
-        # Floyd's draw touches `size` numbers, a permutation touches all clients: a million of them would be sorted each round.
+        # Floyd's draw touches `size` numbers, a permutation touches all clients: a million of them
+        # would be sorted each round.
         draw = without_replacement if size * size < 32 * population else _draw_by_permutation
 
         def sample(key, t):
-            return Cohort(draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size))
+            return Cohort(
+                draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size)
+            )
 
-        return Sampler(size, sample, alike=size < population, drawn=size if size < population else None)
+        return Sampler(
+            size, sample, alike=size < population, drawn=size if size < population else None
+        )
 
     return scheme
 
 
 def weighted(size: int) -> Scheme:
-    """`size` draws with replacement, client i with probability q_i = n_i/n ("scheme I"); weight (times drawn) / (S q_i)."""
+    """`size` draws with replacement, client i with probability q_i = n_i/n ("scheme I"); weight
+    (times drawn) / (S q_i).
+    """
     _check_size("weighted", size)
 
     def scheme(counts: np.ndarray) -> Sampler:
@@ -116,9 +131,11 @@ def weighted(size: int) -> Scheme:
 
 
 def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
-    """The clients of `inner` (default: all) that a client-by-round matrix shows as available; after its end it starts again.
+    """The clients of `inner` (default: all) that a client-by-round matrix shows as available; after
+    its end it starts again.
 
-    The weights stay those of `inner`: availability is given, not drawn, so it has no probability to correct for.
+    The weights stay those of `inner`: availability is given, not drawn, so it has no probability to
+    correct for.
     """
     table = np.asarray(available, bool)
     if table.ndim != 2 or not table.shape[1]:
@@ -126,7 +143,9 @@ def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
 
     def scheme(counts: np.ndarray) -> Sampler:
         if len(counts) != table.shape[0]:
-            raise ValueError(f"trace: the matrix has {table.shape[0]} clients, the data {len(counts)}")
+            raise ValueError(
+                f"trace: the matrix has {table.shape[0]} clients, the data {len(counts)}"
+            )
         sampler = (inner or full())(counts)
         on = jnp.asarray(table.T)
 
@@ -141,20 +160,26 @@ def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
 
 
 def given(weights: Real[np.ndarray, "plans clients"], *, rounds: int = 1) -> Scheme:
-    """Weights that are given, e.g. those of a bootstrap: a plan for `rounds` rounds, then the next; after the last, the first.
+    """Weights that are given, e.g. those of a bootstrap: a plan for `rounds` rounds, then the next;
+    after the last, the first.
 
-    A client of weight zero does not take part. These weights are no inverse probabilities: the weighted sum is what they make it.
+    A client of weight zero does not take part. These weights are no inverse probabilities: the
+    weighted sum is what they make it.
     """
     table = np.asarray(weights, np.float32)
     if table.ndim != 2 or not table.size or not np.all(np.isfinite(table) & (table >= 0)):
-        raise ValueError(f"given: a matrix plans x clients of weights of at least 0 is needed, got one of shape {table.shape}")
+        raise ValueError(
+            f"given: a matrix plans x clients of weights of at least 0 is needed, got one of shape {table.shape}"
+        )
     if rounds < 1:
         raise ValueError(f"given: a plan is for at least 1 round, got {rounds}")
 
     def scheme(counts: np.ndarray) -> Sampler:
         plans, population = table.shape
         if len(counts) != population:
-            raise ValueError(f"given: the matrix has weights of {population} clients, the data have {len(counts)}")
+            raise ValueError(
+                f"given: the matrix has weights of {population} clients, the data have {len(counts)}"
+            )
         all_weights = jnp.asarray(table)
 
         def sample(key, t):

@@ -1,4 +1,6 @@
-"""What goes wrong between a site and the server, drawn from the seed: messages lost, late, or delivered twice."""
+"""What goes wrong between a site and the server, drawn from the seed: messages lost, late, or
+delivered twice.
+"""
 
 from typing import NamedTuple
 
@@ -15,7 +17,8 @@ class Faults(NamedTuple):
     """Probabilities, for each client and round.
 
     dropout: the broadcast or, as often, the upload is lost.
-    straggler: the upload comes after the round is closed; it is refused, as the round it answers is over.
+    straggler: the upload comes after the round is closed; it is refused, as the round it answers is
+        over.
     repeat: the messages arrive twice; the second copy must change nothing.
     """
 
@@ -26,7 +29,9 @@ class Faults(NamedTuple):
     def checked(self) -> "Faults":
         """Itself, or an error."""
         if min(self) < 0 or sum(self) > 1:
-            raise ValueError(f"faults: probabilities must be at least 0 and add up to at most 1, got {self}")
+            raise ValueError(
+                f"faults: probabilities must be at least 0 and add up to at most 1, got {self}"
+            )
         return self
 
 

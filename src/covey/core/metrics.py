@@ -1,6 +1,7 @@
 """Metrics that merge: each is a tree of sums, so the metric of many clients is the sum of theirs.
 
-A client returns `{name: metric}`; engines add them up in any order and grouping, and `value()` divides at the end.
+A client returns `{name: metric}`; engines add them up in any order and grouping, and `value()`
+divides at the end.
 """
 
 from collections.abc import Mapping
@@ -43,17 +44,25 @@ class Calibration(NamedTuple):
         mask: Bool[Array, " rows"],
         bins: int = 15,
     ) -> "Calibration":
-        """Equal-width bins, (k/bins, (k+1)/bins], as is usual for the expected calibration error."""
+        """Equal-width bins, (k/bins, (k+1)/bins], as is usual for the expected calibration
+        error.
+        """
         place = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
         keep = mask.astype(confidence.dtype)
 
         def in_bins(values):
             return jnp.zeros(bins, confidence.dtype).at[place].add(values * keep)
 
-        return cls(in_bins(confidence), in_bins(correct.astype(confidence.dtype)), in_bins(jnp.ones_like(confidence)))
+        return cls(
+            in_bins(confidence),
+            in_bins(correct.astype(confidence.dtype)),
+            in_bins(jnp.ones_like(confidence)),
+        )
 
     def value(self) -> np.ndarray:
-        """The expected calibration error: mean over rows of the gap between confidence and accuracy of their bin."""
+        """The expected calibration error: mean over rows of the gap between confidence and accuracy
+        of their bin.
+        """
         gap = np.abs(np.asarray(self.confidence) - np.asarray(self.correct)).sum(-1)
         return _ratio(gap, np.asarray(self.count).sum(-1))
 
@@ -62,7 +71,9 @@ Metric: TypeAlias = Mean | Calibration
 
 
 def merge(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of many clients, stacked on the leading axis, as those of all together. Summed in float64."""
+    """Metrics of many clients, stacked on the leading axis, as those of all together. Summed in
+    float64.
+    """
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).sum(0), dict(metrics))
 
 

@@ -15,11 +15,13 @@ from covey.core.shard import Shard
 class Channel(NamedTuple):
     """What an upload passes through on its way to the server.
 
-    init: (shapes of an upload) -> channel state, e.g. the memory of an error feedback; Empty() without one.
+    init: (shapes of an upload) -> channel state, e.g. the memory of an error feedback; Empty()
+        without one.
     encode: (key, channel state, upload) -> (payload, channel state). The payload is what travels.
     decode: (payload) -> the upload as the server sees it.
     bits: (payload) -> bits on the wire; needs shapes and types only.
-    omega: (shapes of an upload) -> the bound of E||C(x) - x||^2 <= omega ||x||^2; None for a channel that is biased.
+    omega: (shapes of an upload) -> the bound of E||C(x) - x||^2 <= omega ||x||^2; None for a
+        channel that is biased.
     """
 
     init: Callable[[Message], State]
@@ -61,8 +63,12 @@ def node_round(
     node: Node,
     data: Shard,
 ) -> tuple[PyTree, Node, Info]:
-    """The client computes, the channel encodes, the client commits what was sent. Returns payload, new node, info."""
+    """The client computes, the channel encodes, the client commits what was sent. Returns payload,
+    new node, info.
+    """
     local = algorithm.client(key_for(root, Stream.CLIENT, t, client_id), down, node.state, data)
-    payload, channel_state = channel.encode(key_for(root, Stream.UPLINK, t, client_id), node.channel, local.up)
+    payload, channel_state = channel.encode(
+        key_for(root, Stream.UPLINK, t, client_id), node.channel, local.up
+    )
     state = algorithm.commit(local.pending, channel.decode(payload))
     return payload, Node(state, channel_state), local.info

@@ -1,11 +1,11 @@
 """One client's data, as a view of ragged storage.
 
-Rows of all clients lie flat, one after the other. A `Shard` says where one client's rows begin and how many there are. Under
-`vmap` the rows are shared and only `start` and `count` are batched, so nothing is padded and nothing is copied: a minibatch is
-one gather from the flat storage.
+Rows of all clients lie flat, one after the other. A `Shard` says where one client's rows begin and
+how many there are. Under `vmap` the rows are shared and only `start` and `count` are batched, so
+nothing is padded and nothing is copied: a minibatch is one gather from the flat storage.
 
-`capacity` is a static bound on `count`, for shapes. Values never depend on it: what a client computes must be the same for
-every capacity, because engines choose it by what is fast.
+`capacity` is a static bound on `count`, for shapes. Values never depend on it: what a client
+computes must be the same for every capacity, because engines choose it by what is fast.
 """
 
 from collections.abc import Callable
@@ -21,18 +21,22 @@ from covey.core import tree
 from covey.core.keys import without_replacement
 
 Carry = TypeVar("Carry")
-SMALL_BATCH = 512  # rows; below, drawing them one by one beats sorting all rows of the client, up to sixty times
+# rows; below, drawing them one by one beats sorting all rows of the client, up to sixty times
+SMALL_BATCH = 512
 
 
 class Rows(NamedTuple):
-    """Supervised rows: features and outcomes; arrays with the row as the leading axis, or the shapes of one row."""
+    """Supervised rows: features and outcomes; arrays with the row as the leading axis, or the
+    shapes of one row.
+    """
 
     x: Any
     y: Any
 
 
 class Spec(NamedTuple):
-    """What one row looks like, from which a model takes its shapes; and, from an engine, how many there are in all.
+    """What one row looks like, from which a model takes its shapes; and, from an engine, how many
+    there are in all.
 
     rows: the row structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
     classes: the number of labels, or None where the outcome is a number.
@@ -49,7 +53,9 @@ class Spec(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What lies along the first axis of a described value: the name of the dimension, and a label for each place."""
+    """What lies along the first axis of a described value: the name of the dimension, and a label
+    for each place.
+    """
 
     dimension: str
     labels: tuple[str, ...]
@@ -69,7 +75,9 @@ class Batch(NamedTuple):
 )
 @dataclass(frozen=True)
 class Shard:
-    """Rows `start` to `start + count` of the storage. Under `vmap`, `start` and `count` have a leading axis, `rows` has not."""
+    """Rows `start` to `start + count` of the storage. Under `vmap`, `start` and `count` have a
+    leading axis, `rows` has not.
+    """
 
     rows: PyTree
     start: Int[Array, "*clients"]
@@ -77,7 +85,9 @@ class Shard:
     capacity: int = field(metadata={"static": True})
 
     def take(self, index: Int[Array, " batch"]) -> PyTree:
-        """Rows by their number within this client; past the last, the last one again: never a row of another client."""
+        """Rows by their number within this client; past the last, the last one again: never a row
+        of another client.
+        """
         return tree.take(self.rows, self.start + jnp.clip(index, 0, jnp.maximum(self.count - 1, 0)))
 
 
@@ -95,17 +105,24 @@ class Noted(NamedTuple):
 )
 @dataclass(frozen=True)
 class NotedShard(Shard):
-    """A shard with notes of the client's own on its rows, from its first row on: `take` gives both."""
+    """A shard with notes of the client's own on its rows, from its first row on: `take` gives
+    both.
+    """
 
     notes: PyTree
 
     def take(self, index: Int[Array, " batch"]) -> Noted:
         """Rows and notes by their number within this client."""
-        return Noted(super().take(index), tree.take(self.notes, jnp.clip(index, 0, jnp.maximum(self.count - 1, 0))))
+        return Noted(
+            super().take(index),
+            tree.take(self.notes, jnp.clip(index, 0, jnp.maximum(self.count - 1, 0))),
+        )
 
 
 def noted(data: Shard, notes: PyTree) -> NotedShard:
-    """The shard with notes on its rows: arrays whose leading axis is the row's number within the client."""
+    """The shard with notes on its rows: arrays whose leading axis is the row's number within the
+    client.
+    """
     return NotedShard(data.rows, data.start, data.count, data.capacity, notes)
 
 
@@ -116,7 +133,9 @@ def whole(rows: PyTree) -> Shard:
 
 
 def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]]:
-    """The static size of a batch (None: all rows) and the number of batches in one pass over the client's rows."""
+    """The static size of a batch (None: all rows) and the number of batches in one pass over the
+    client's rows.
+    """
     size = data.capacity if batch_size is None else min(batch_size, data.capacity)
     if batch_size is None:
         return size, jnp.minimum(data.count, 1)
@@ -124,11 +143,13 @@ def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]
 
 
 def shuffled(key: Key[Array, ""], data: Shard) -> Int[Array, " capacity"]:
-    """A random permutation of the client's row numbers; places past `count` hold the numbers past `count`.
+    """A random permutation of the client's row numbers; places past `count` hold the numbers past
+    `count`.
 
-    Sorts random tickets of 20 bits, of which the first `count` are the same for every capacity. Two rows with the same ticket,
-    one pair in a million, stay in their order. Ticket and row number fit one word up to 4,096 rows, and sorting single words
-    is six to fifteen times faster than sorting pairs; beyond, a stable sort by ticket gives the same order.
+    Sorts random tickets of 20 bits, of which the first `count` are the same for every capacity. Two
+    rows with the same ticket, one pair in a million, stay in their order. Ticket and row number fit
+    one word up to 4,096 rows, and sorting single words is six to fifteen times faster than sorting
+    pairs; beyond, a stable sort by ticket gives the same order.
     """
     place = jnp.arange(data.capacity, dtype=jnp.uint32)
     ticket = jax.random.bits(key, (data.capacity,), jnp.uint32) >> 12
@@ -138,7 +159,9 @@ def shuffled(key: Key[Array, ""], data: Shard) -> Int[Array, " capacity"]:
     return (jnp.sort((ticket << 12) | place) & (2**12 - 1)).astype(int)
 
 
-def fold_batches(data: Shard, batch_size: int, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+def fold_batches(
+    data: Shard, batch_size: int, step: Callable[[Carry, Batch], Carry], carry: Carry
+) -> Carry:
     """Carry a value through one pass over the client's rows, in storage order."""
     size, passes = batches_of(data, batch_size)
 
@@ -150,18 +173,26 @@ def fold_batches(data: Shard, batch_size: int, step: Callable[[Carry, Batch], Ca
 
 
 def some_rows(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch:
-    """One minibatch of the client's rows, drawn without replacement; None, or more than there are, takes all."""
+    """One minibatch of the client's rows, drawn without replacement; None, or more than there are,
+    takes all.
+    """
     if batch_size is None or batch_size >= data.capacity:  # every row, in whatever order
         return all_rows(data)
     few = batch_size <= SMALL_BATCH
-    index = without_replacement(key, data.count, batch_size) if few else shuffled(key, data)[:batch_size]
+    index = (
+        without_replacement(key, data.count, batch_size)
+        if few
+        else shuffled(key, data)[:batch_size]
+    )
     return Batch(data.take(index), index < data.count)
 
 
 def poisson_rows(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch:
-    """Each of the client's rows by itself, with chance batch_size / rows: `batch_size` of them on average; None takes all.
+    """Each of the client's rows by itself, with chance batch_size / rows: `batch_size` of them on
+    average; None takes all.
 
-    The privacy of this is known more exactly than that of `some_rows`. Every row is looked at, so it costs as much as all rows.
+    The privacy of this is known more exactly than that of `some_rows`. Every row is looked at, so
+    it costs as much as all rows.
     """
     batch = all_rows(data)
     if batch_size is None:

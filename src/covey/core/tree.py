@@ -14,7 +14,9 @@ def where(condition: Bool[Array, ""], if_true: PyTree, if_false: PyTree) -> PyTr
 
 
 def take(tree: PyTree, index: Int[Array, "*s"]) -> PyTree:
-    """Rows `index` of every leaf. An index out of range takes the nearest row, so masked slots may hold anything."""
+    """Rows `index` of every leaf. An index out of range takes the nearest row, so masked slots may
+    hold anything.
+    """
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="clip"), tree)
 
 
@@ -28,7 +30,9 @@ def put(tree: PyTree, index: Int[Array, " s"], rows: PyTree, mask: Bool[Array, "
 
 
 def weighted_sum(weights: Float[Array, " s"], stacked: PyTree) -> PyTree:
-    """Sum over the leading axis, weighted. A weight of zero silences its row even when the row is not finite."""
+    """Sum over the leading axis, weighted. A weight of zero silences its row even when the row is
+    not finite.
+    """
 
     def leaf_sum(leaf):
         row_is_on = (weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1))
@@ -39,7 +43,11 @@ def weighted_sum(weights: Float[Array, " s"], stacked: PyTree) -> PyTree:
 
 def is_finite(tree: PyTree) -> Bool[Array, ""]:
     """Whether every number in the tree is finite."""
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = [
+        jnp.all(jnp.isfinite(leaf))
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
     return jnp.all(jnp.stack(finite)) if finite else jnp.bool_(True)
 
 
@@ -47,7 +55,11 @@ def specs(tree: PyTree) -> PyTree:
     """The shapes and types of a tree's leaves."""
 
     def spec(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else jax.eval_shape(jnp.asarray, leaf)
+        return (
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            if hasattr(leaf, "dtype")
+            else jax.eval_shape(jnp.asarray, leaf)
+        )
 
     return jax.tree.map(spec, tree)
 
@@ -55,7 +67,9 @@ def specs(tree: PyTree) -> PyTree:
 def bits(tree: PyTree) -> int:
     """Bits that the leaves take as they lie in memory."""
     leaves: Iterable[jax.ShapeDtypeStruct] = jax.tree.leaves(specs(tree))
-    return sum(8 * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves)
+    return sum(
+        8 * leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64)) for leaf in leaves
+    )
 
 
 def size(tree: PyTree) -> int:

@@ -1,7 +1,9 @@
-"""Trees of arrays as checked bytes, and back. No pickle: a reader builds only arrays, of the types that are named here.
+"""Trees of arrays as checked bytes, and back. No pickle: a reader builds only arrays, of the types
+that are named here.
 
-Layout, little-endian: magic, number of leaves; for each leaf its type, rank, shape and raw values; a CRC-32 of all that. The
-structure of the tree does not travel: both sides know the method, and `unpack` checks every leaf against what it expects.
+Layout, little-endian: magic, number of leaves; for each leaf its type, rank, shape and raw values;
+a CRC-32 of all that. The structure of the tree does not travel: both sides know the method, and
+`unpack` checks every leaf against what it expects.
 """
 
 import struct
@@ -19,7 +21,9 @@ _DTYPES = tuple(np.dtype(name) for name in _NAMES.split())
 
 
 class WireError(ValueError):
-    """Bytes that are not what they should be: cut short, changed on the way, or of another method."""
+    """Bytes that are not what they should be: cut short, changed on the way, or of another
+    method.
+    """
 
 
 def pack(value: PyTree) -> bytes:
@@ -29,23 +33,31 @@ def pack(value: PyTree) -> bytes:
     for leaf in leaves:
         if leaf.dtype not in _DTYPES:
             raise TypeError(f"a {leaf.dtype} array cannot be sent; allowed are {_NAMES}")
-        parts.append(struct.pack(f"<BB{leaf.ndim}Q", _DTYPES.index(leaf.dtype), leaf.ndim, *leaf.shape))
+        parts.append(
+            struct.pack(f"<BB{leaf.ndim}Q", _DTYPES.index(leaf.dtype), leaf.ndim, *leaf.shape)
+        )
         parts.append(leaf.tobytes())
     body = b"".join(parts)
     return body + struct.pack("<I", zlib.crc32(body))
 
 
 def unpack(data: bytes, like: PyTree) -> PyTree:
-    """The tree of `like` (arrays or shapes; -1 is any length) with the values of `data`; WireError where they do not fit."""
+    """The tree of `like` (arrays or shapes; -1 is any length) with the values of `data`; WireError
+    where they do not fit.
+    """
     if len(data) < len(_MAGIC) + 8 or not data.startswith(_MAGIC):
         raise WireError(f"not a message of this format ({len(data)} bytes)")
     body, (checksum,) = data[:-4], struct.unpack("<I", data[-4:])
     if zlib.crc32(body) != checksum:
-        raise WireError(f"the checksum of {len(data)} bytes does not match: they were cut short or changed on the way")
+        raise WireError(
+            f"the checksum of {len(data)} bytes does not match: they were cut short or changed on the way"
+        )
     expected, structure = jax.tree.flatten(tree.specs(like))
     (number,) = struct.unpack_from("<I", body, len(_MAGIC))
     if number != len(expected):
-        raise WireError(f"{number} arrays arrived, {len(expected)} were expected: is it another method or model?")
+        raise WireError(
+            f"{number} arrays arrived, {len(expected)} were expected: is it another method or model?"
+        )
     at = len(_MAGIC) + 4
     leaves = []
     for place, spec in enumerate(expected):
@@ -58,7 +70,9 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
             or rank != len(spec.shape)
             or any(e not in (-1, s) for e, s in zip(spec.shape, shape, strict=True))
         ):
-            raise WireError(f"array {place} is {dtype}{list(shape)}, {spec.dtype}{list(spec.shape)} was expected")
+            raise WireError(
+                f"array {place} is {dtype}{list(shape)}, {spec.dtype}{list(spec.shape)} was expected"
+            )
         values = np.frombuffer(body, spec.dtype, int(np.prod(shape, dtype=np.int64)), at)
         leaves.append(values.reshape(shape))
         at += values.nbytes

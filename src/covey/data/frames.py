@@ -10,7 +10,8 @@ from jaxtyping import Float64
 if TYPE_CHECKING:
     import pandas
 
-# Quoted, with its module: type checkers and the run-time check of the tests find it without an import of pandas here.
+# Quoted, with its module: type checkers and the run-time check of the tests find it without an
+# import of pandas here.
 Table: TypeAlias = Union["pandas.DataFrame", str, Path]
 XY: TypeAlias = tuple[Float64[np.ndarray, "rows features"], Float64[np.ndarray, " rows"]]
 
@@ -27,7 +28,9 @@ def read(table: Table, label: str) -> tuple["pandas.DataFrame", str]:
     return table, label
 
 
-def many(tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] | None) -> tuple[Sequence[str], dict[str, XY]]:
+def many(
+    tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] | None
+) -> tuple[Sequence[str], dict[str, XY]]:
     """The feature columns, and features and outcome of each client's own table.
 
     Without `features`, all tables must have the same columns.
@@ -41,7 +44,12 @@ def many(tables: Mapping[str, Table], *, outcome: str, features: Sequence[str] |
         if features is None and not out:
             columns, first = [str(column) for column in frame.columns if column != outcome], label
         if features is None:
-            _check_same_columns(columns, [str(column) for column in frame.columns if column != outcome], first, label)
+            _check_same_columns(
+                columns,
+                [str(column) for column in frame.columns if column != outcome],
+                first,
+                label,
+            )
         out[name] = arrays(frame, label, outcome=outcome, features=columns)
     return columns, out
 
@@ -82,7 +90,9 @@ def owners(frame: "pandas.DataFrame", column: str, label: str) -> np.ndarray:
     _check_column(frame, column, label)
     values = pandas.Series(frame[column])
     if values.isna().any():
-        raise ValueError(f"column {column!r} of {label} has {values.isna().sum()} empty cells; every row needs a client")
+        raise ValueError(
+            f"column {column!r} of {label} has {values.isna().sum()} empty cells; every row needs a client"
+        )
     return values.to_numpy()
 
 
@@ -92,7 +102,9 @@ def _check_column(frame: "pandas.DataFrame", column: str, label: str) -> None:
         raise ValueError(f"{label} has no column {column!r}; its columns are: {known}")
 
 
-def _check_same_columns(expected: Sequence[str], found: Sequence[str], first: str, label: str) -> None:
+def _check_same_columns(
+    expected: Sequence[str], found: Sequence[str], first: str, label: str
+) -> None:
     lacking, extra = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if lacking or extra:
         raise ValueError(

@@ -1,7 +1,8 @@
 """Ways to divide the rows of one data set among clients.
 
-Each function gives the client of each row as an array of integers 0, 1, ..., clients - 1, for `FederatedData.from_arrays`. Every
-row goes to exactly one client, and every client gets at least one row.
+Each function gives the client of each row as an array of integers 0, 1, ..., clients - 1, for
+`FederatedData.from_arrays`. Every row goes to exactly one client, and every client gets at least
+one row.
 """
 
 import numpy as np
@@ -14,8 +15,12 @@ def iid(rows: int, clients: int, *, seed: int) -> Int64[np.ndarray, " rows"]:
     return np.random.default_rng(seed).permutation(np.arange(rows) % clients)
 
 
-def quantity_skew(rows: int, clients: int, *, alpha: int | float, seed: int) -> Int64[np.ndarray, " rows"]:
-    """At random, in parts of unequal size: one row each, and the rest by shares p ~ Dirichlet(alpha, ..., alpha)."""
+def quantity_skew(
+    rows: int, clients: int, *, alpha: int | float, seed: int
+) -> Int64[np.ndarray, " rows"]:
+    """At random, in parts of unequal size: one row each, and the rest by shares p ~
+    Dirichlet(alpha, ..., alpha).
+    """
     _check_clients(clients, rows)
     _check_positive("alpha", alpha)
     generator = np.random.default_rng(seed)
@@ -27,10 +32,11 @@ def quantity_skew(rows: int, clients: int, *, alpha: int | float, seed: int) -> 
 def label_dirichlet(
     labels: Int[np.ndarray, " rows"], clients: int, *, alpha: int | float, seed: int
 ) -> Int64[np.ndarray, " rows"]:
-    """Label skew: the rows of each label are divided by their own shares p ~ Dirichlet(alpha, ..., alpha) over the clients.
+    """Label skew: the rows of each label are divided by their own shares p ~ Dirichlet(alpha, ...,
+    alpha) over the clients.
 
-    As in Hsu, Qi & Brown (2019) and Marfoq et al. (2021), who use alpha = 0.4. A client that gets nothing is given one row of the
-    client that has most.
+    As in Hsu, Qi & Brown (2019) and Marfoq et al. (2021), who use alpha = 0.4. A client that gets
+    nothing is given one row of the client that has most.
     """
     _check_clients(clients, len(labels))
     _check_positive("alpha", alpha)
@@ -43,15 +49,21 @@ def label_dirichlet(
     return _without_empty(owner, clients, generator)
 
 
-def classes_per_client(labels: Int[np.ndarray, " rows"], clients: int, *, classes: int, seed: int) -> Int64[np.ndarray, " rows"]:
-    """Each client holds rows of `classes` labels; the rows of a label are divided evenly among the clients that hold it.
+def classes_per_client(
+    labels: Int[np.ndarray, " rows"], clients: int, *, classes: int, seed: int
+) -> Int64[np.ndarray, " rows"]:
+    """Each client holds rows of `classes` labels; the rows of a label are divided evenly among the
+    clients that hold it.
 
-    Clients choose in turn among the labels that the fewest have chosen before, so that all labels are held about equally often.
+    Clients choose in turn among the labels that the fewest have chosen before, so that all labels
+    are held about equally often.
     """
     _check_clients(clients, len(labels))
     known, code, available = np.unique(labels, return_inverse=True, return_counts=True)
     if not 1 <= classes <= len(known):
-        raise ValueError(f"classes={classes}: a client can hold 1 to {len(known)} of the {len(known)} labels")
+        raise ValueError(
+            f"classes={classes}: a client can hold 1 to {len(known)} of the {len(known)} labels"
+        )
     if clients * classes < len(known):
         raise ValueError(
             f"{clients} clients with {classes} labels each cannot hold all {len(known)} labels; take more clients or more classes"
@@ -69,7 +81,9 @@ def classes_per_client(labels: Int[np.ndarray, " rows"], clients: int, *, classe
     owner = np.empty(len(labels), np.int64)
     for label in range(len(known)):
         rows = np.flatnonzero(code == label)
-        owner[rows] = generator.permutation(np.resize(generator.permutation(np.flatnonzero(holds[:, label])), len(rows)))
+        owner[rows] = generator.permutation(
+            np.resize(generator.permutation(np.flatnonzero(holds[:, label])), len(rows))
+        )
     return owner
 
 
@@ -84,23 +98,30 @@ def pachinko(
 ) -> Int64[np.ndarray, " rows"]:
     """Two-stage Pachinko allocation (Li & McCallum 2006), as Reddi et al. (2021) divide CIFAR-100.
 
-    Each client draws shares of the coarse labels from Dirichlet(alpha) and, within each coarse label, shares of its fine labels
-    from Dirichlet(beta). It then draws its rows one by one and without replacement: a coarse label, a fine label, a row. A label
-    that has no rows left is removed and the other shares are renormalised. All clients get rows // clients rows; the remainder
-    goes one row each to the first clients, drawn by them in the same way.
+    Each client draws shares of the coarse labels from Dirichlet(alpha) and, within each coarse
+    label, shares of its fine labels from Dirichlet(beta). It then draws its rows one by one and
+    without replacement: a coarse label, a fine label, a row. A label that has no rows left is
+    removed and the other shares are renormalised. All clients get rows // clients rows; the
+    remainder goes one row each to the first clients, drawn by them in the same way.
     """
     if len(fine) != len(coarse):
-        raise ValueError(f"{len(fine)} fine and {len(coarse)} coarse labels were given; they are labels of the same rows")
+        raise ValueError(
+            f"{len(fine)} fine and {len(coarse)} coarse labels were given; they are labels of the same rows"
+        )
     _check_clients(clients, len(fine))
     _check_positive("alpha", alpha)
     _check_positive("beta", beta)
     generator = np.random.default_rng(seed)
     pairs, code = np.unique(np.stack([coarse, fine], axis=1), axis=0, return_inverse=True)
     if len(np.unique(pairs[:, 1])) < len(pairs):
-        raise ValueError("a fine label has rows of two coarse labels; the coarse labels must be groups of fine ones")
+        raise ValueError(
+            "a fine label has rows of two coarse labels; the coarse labels must be groups of fine ones"
+        )
     children = [np.flatnonzero(pairs[:, 0] == label) for label in np.unique(coarse)]
     parent = np.repeat(np.arange(len(children)), [len(group) for group in children])
-    waiting = [generator.permutation(np.flatnonzero(code == label)).tolist() for label in range(len(pairs))]
+    waiting = [
+        generator.permutation(np.flatnonzero(code == label)).tolist() for label in range(len(pairs))
+    ]
     left = np.bincount(code, minlength=len(pairs))
     left_coarse = np.bincount(parent[code], minlength=len(children))
     owner = np.empty(len(fine), np.int64)
@@ -125,7 +146,9 @@ def by_column(values: Shaped[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]
 
 
 def _draw(share: np.ndarray, left: np.ndarray, ticket: float) -> int:
-    """A choice among those that have rows left, by their shares. Where these are all zero by underflow, by the rows left."""
+    """A choice among those that have rows left, by their shares. Where these are all zero by
+    underflow, by the rows left.
+    """
     weight = np.where(left > 0, share, 0.0)
     total = np.cumsum(weight if weight.sum() > 0 else left)
     choice = int(np.searchsorted(total, ticket * total[-1], side="right"))
@@ -133,7 +156,9 @@ def _draw(share: np.ndarray, left: np.ndarray, ticket: float) -> int:
 
 
 def _dirichlet(generator: np.random.Generator, alpha: int | float, size: int) -> np.ndarray:
-    """Dirichlet(alpha, ..., alpha). A very small alpha can underflow to all zeros: then one takes everything, as in the limit."""
+    """Dirichlet(alpha, ..., alpha). A very small alpha can underflow to all zeros: then one takes
+    everything, as in the limit.
+    """
     share = generator.dirichlet(np.full(size, alpha))
     if np.isfinite(share).all() and share.sum() > 0:
         return share
@@ -152,7 +177,9 @@ def _without_empty(owner: np.ndarray, clients: int, generator: np.random.Generat
 
 def _check_clients(clients: int, rows: int) -> None:
     if not 1 <= clients <= rows:
-        raise ValueError(f"{rows} rows cannot be divided among {clients} clients; choose 1 to {rows} clients")
+        raise ValueError(
+            f"{rows} rows cannot be divided among {clients} clients; choose 1 to {rows} clients"
+        )
 
 
 def _check_positive(name: str, value: int | float) -> None:

@@ -1,7 +1,8 @@
 """Z-scores from federated sums.
 
-Each client gives the number of observed values of a feature, their sum and the sum of their squares over its training rows; the
-totals give the mean and the scale that every client then uses. No row leaves a client; validation and test rows are not used.
+Each client gives the number of observed values of a feature, their sum and the sum of their squares
+over its training rows; the totals give the mean and the scale that every client then uses. No row
+leaves a client; validation and test rows are not used.
 """
 
 from collections.abc import Sequence
@@ -14,15 +15,21 @@ from covey.data.checks import blocks
 
 
 class Scaling(NamedTuple):
-    """x becomes (x - mean) / scale. A missing value becomes the training mean, which is zero on the new scale."""
+    """x becomes (x - mean) / scale. A missing value becomes the training mean, which is zero on the
+    new scale.
+    """
 
     mean: Float[np.ndarray, "*features"]
     scale: Float[np.ndarray, "*features"]
 
-    def apply(self, x: Shaped[np.ndarray, " rows *features"]) -> Float32[np.ndarray, " rows *features"]:
+    def apply(
+        self, x: Shaped[np.ndarray, " rows *features"]
+    ) -> Float32[np.ndarray, " rows *features"]:
         """Rows on this scale."""
         if x.shape[1:] != self.mean.shape:
-            raise ValueError(f"rows of shape {x.shape[1:]} were given to a scaling of features of shape {self.mean.shape}")
+            raise ValueError(
+                f"rows of shape {x.shape[1:]} were given to a scaling of features of shape {self.mean.shape}"
+            )
         out = np.empty(x.shape, np.float32)
         for begin, block in blocks(x):
             scores = (block.astype(np.float64) - self.mean) / self.scale
@@ -31,9 +38,12 @@ class Scaling(NamedTuple):
 
 
 def fit(
-    x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " rows"], names: Sequence[str] | None = None
+    x: Shaped[np.ndarray, " rows *features"],
+    is_train: Bool[np.ndarray, " rows"],
+    names: Sequence[str] | None = None,
 ) -> Scaling:
-    """The scaling of the training rows: mean = S1/n and scale^2 = S2/n - mean^2 over observed values, summed in float64.
+    """The scaling of the training rows: mean = S1/n and scale^2 = S2/n - mean^2 over observed
+    values, summed in float64.
 
     names: of the columns, for errors.
     """
@@ -49,7 +59,9 @@ def fit(
     if np.any(count == 0):
         place = np.argwhere(count == 0)[0].tolist()
         feature = place if names is None else repr(names[place[0]])
-        raise ValueError(f"feature {feature} has no observed value in any training row; leave that column out")
+        raise ValueError(
+            f"feature {feature} has no observed value in any training row; leave that column out"
+        )
     mean = total / count
     variance = squares / count - np.square(mean)
     # Rows are float32: a spread below its resolution is rounding, not information.

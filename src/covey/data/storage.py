@@ -1,4 +1,6 @@
-"""Federated data on disk: one .npy file for each array, so that rows can be memory-mapped, and a small JSON file."""
+"""Federated data on disk: one .npy file for each array, so that rows can be memory-mapped, and a
+small JSON file.
+"""
 
 import json
 import shutil
@@ -28,9 +30,13 @@ class Stored(NamedTuple):
 
 
 def write(directory: Path, stored: Stored) -> None:
-    """Write to a temporary directory beside the target, then rename: the target exists completely or not at all."""
+    """Write to a temporary directory beside the target, then rename: the target exists completely
+    or not at all.
+    """
     if directory.exists():
-        raise ValueError(f"{directory} exists already; save to another directory, or delete it first")
+        raise ValueError(
+            f"{directory} exists already; save to another directory, or delete it first"
+        )
     directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
@@ -60,15 +66,40 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
     try:
         about = json.loads((directory / "about.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{directory} is not a directory that FederatedData.save wrote: {error}") from error
+        raise ValueError(
+            f"{directory} is not a directory that FederatedData.save wrote: {error}"
+        ) from error
     if about.get("format") != _FORMAT or about.get("version") != _VERSION:
         found = (about.get("format"), about.get("version"))
-        raise ValueError(f"{directory / 'about.json'} says {found}; this version of covey reads {(_FORMAT, _VERSION)}")
+        raise ValueError(
+            f"{directory / 'about.json'} says {found}; this version of covey reads {(_FORMAT, _VERSION)}"
+        )
     mode = "r" if memory_map else None
-    x, y = (np.load(directory / f"{name}.npy", mmap_mode=mode, allow_pickle=False) for name in ("x", "y"))
-    bounds, ids = (np.load(directory / f"{name}.npy", allow_pickle=False) for name in ("bounds", "ids"))
-    names = np.load(directory / "names.npy", mmap_mode=mode, allow_pickle=False) if about["named"] else None
-    if not len(x) == len(y) == about["rows"] == bounds[-1, 3] or not len(bounds) == len(ids) == about["clients"]:
-        raise ValueError(f"the files of {directory} do not fit together; some were replaced after they were saved")
+    x, y = (
+        np.load(directory / f"{name}.npy", mmap_mode=mode, allow_pickle=False)
+        for name in ("x", "y")
+    )
+    bounds, ids = (
+        np.load(directory / f"{name}.npy", allow_pickle=False) for name in ("bounds", "ids")
+    )
+    names = (
+        np.load(directory / "names.npy", mmap_mode=mode, allow_pickle=False)
+        if about["named"]
+        else None
+    )
+    if (
+        not len(x) == len(y) == about["rows"] == bounds[-1, 3]
+        or not len(bounds) == len(ids) == about["clients"]
+    ):
+        raise ValueError(
+            f"the files of {directory} do not fit together; some were replaced after they were saved"
+        )
     features = about.get("features")  # directories of before have no such line
-    return Stored(Rows(x, y), bounds, ids, names, about["classes"], None if features is None else tuple(features))
+    return Stored(
+        Rows(x, y),
+        bounds,
+        ids,
+        names,
+        about["classes"],
+        None if features is None else tuple(features),
+    )

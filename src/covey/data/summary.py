@@ -1,11 +1,12 @@
 """What clients may share before a mixture is fitted, and where EM starts from it.
 
-Each client sums its training rows and their outer products, and sorts the rows into a few groups by k-means of its own. It shares
-the sums, and the mean and size of each group of at least `at_least` rows: no row leaves a client, and no mean of too few rows.
-The server chooses starting means among the groups' by k-means++ (Arthur and Vassilvitskii 2007), a group counting as often as it
-has rows.
+Each client sums its training rows and their outer products, and sorts the rows into a few groups by
+k-means of its own. It shares the sums, and the mean and size of each group of at least `at_least`
+rows: no row leaves a client, and no mean of too few rows. The server chooses starting means among
+the groups' by k-means++ (Arthur and Vassilvitskii 2007), a group counting as often as it has rows.
 
-`random_rows` is the usual start at randomly chosen rows. It publishes those rows, so it is for data that may be seen.
+`random_rows` is the usual start at randomly chosen rows. It publishes those rows, so it is for data
+that may be seen.
 """
 
 import math
@@ -32,39 +33,57 @@ class Summary(NamedTuple):
         """The covariance of all rows."""
         return self.second_moment - np.outer(self.mean, self.mean)
 
-    def starting_means(self, components: int, *, seed: int) -> Float[np.ndarray, "components features"]:
+    def starting_means(
+        self, components: int, *, seed: int
+    ) -> Float[np.ndarray, "components features"]:
         """Means for `components` components, by k-means++ on the groups."""
         if not 1 <= components <= len(self.group_means):
             raise ValueError(
                 f"starting_means: {components} means were asked for and {len(self.group_means)} groups are shared; "
                 "summarise with more groups, or with a smaller at_least"
             )
-        return self.group_means[_spread_out(np.random.default_rng(seed), self.group_means, self.group_sizes, components)]
+        return self.group_means[
+            _spread_out(np.random.default_rng(seed), self.group_means, self.group_sizes, components)
+        ]
 
 
 def summarise(data: FederatedData, *, groups: int = 5, at_least: int = 5, seed: int) -> Summary:
-    """The summary that the clients share: of each, up to `groups` groups of no fewer than `at_least` training rows."""
+    """The summary that the clients share: of each, up to `groups` groups of no fewer than
+    `at_least` training rows.
+    """
     if groups < 1 or at_least < 1:
-        raise ValueError(f"summarise: groups and at_least must be at least 1, got {groups} and {at_least}")
+        raise ValueError(
+            f"summarise: groups and at_least must be at least 1, got {groups} and {at_least}"
+        )
     means, sizes, total, products = [], [], 0.0, 0.0
     for position in range(data.clients):
         x = _training_rows(data, position)
         total, products = total + x.sum(0), products + x.T @ x
-        for mean, size in _groups(np.random.default_rng([seed, int(data.ids[position])]), x, groups):
+        for mean, size in _groups(
+            np.random.default_rng([seed, int(data.ids[position])]), x, groups
+        ):
             if size >= at_least:
                 means.append(mean)
                 sizes.append(size)
     if not means:
-        raise ValueError(f"summarise: no client has a group of {at_least} rows; ask for fewer groups, or a smaller at_least")
+        raise ValueError(
+            f"summarise: no client has a group of {at_least} rows; ask for fewer groups, or a smaller at_least"
+        )
     rows = data.counts("train").sum()
     return Summary(np.stack(means), np.asarray(sizes, np.int64), total / rows, products / rows)
 
 
-def random_rows(data: FederatedData, number: int, *, seed: int) -> Float[np.ndarray, "number features"]:
-    """`number` training rows of any clients, drawn without replacement. They are published by this."""
+def random_rows(
+    data: FederatedData, number: int, *, seed: int
+) -> Float[np.ndarray, "number features"]:
+    """`number` training rows of any clients, drawn without replacement. They are published by
+    this.
+    """
     counts = data.counts("train")
     if not 1 <= number <= counts.sum():
-        raise ValueError(f"random_rows: {number} rows were asked for, the clients have {counts.sum()}")
+        raise ValueError(
+            f"random_rows: {number} rows were asked for, the clients have {counts.sum()}"
+        )
     chosen = np.sort(np.random.default_rng(seed).choice(counts.sum(), number, replace=False))
     client = np.searchsorted(np.cumsum(counts), chosen, side="right")
     place = chosen - (np.cumsum(counts) - counts)[client]
@@ -83,7 +102,9 @@ def _groups(rng: np.random.Generator, x: np.ndarray, number: int) -> list[tuple[
     centres = x[_spread_out(rng, x, np.ones(len(x)), min(number, len(x)))]
     for _ in range(_LLOYD_STEPS):
         members = [x[nearest] for nearest in _nearest(x, centres)]
-        centres = np.stack([own.mean(0) if len(own) else old for own, old in zip(members, centres, strict=True)])
+        centres = np.stack(
+            [own.mean(0) if len(own) else old for own, old in zip(members, centres, strict=True)]
+        )
     members = [x[nearest] for nearest in _nearest(x, centres)]
     return [(own.mean(0), len(own)) for own in members if len(own)]
 
@@ -93,8 +114,12 @@ def _nearest(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return np.argmin(_distances(x, centres), axis=1) == np.arange(len(centres))[:, None]
 
 
-def _spread_out(rng: np.random.Generator, points: np.ndarray, weights: np.ndarray, number: int) -> np.ndarray:
-    """k-means++: each next point with probability weight times squared distance to the nearest chosen one."""
+def _spread_out(
+    rng: np.random.Generator, points: np.ndarray, weights: np.ndarray, number: int
+) -> np.ndarray:
+    """k-means++: each next point with probability weight times squared distance to the nearest
+    chosen one.
+    """
     chosen = [int(rng.choice(len(points), p=weights / weights.sum()))]
     for _ in range(number - 1):
         chance = weights * _distances(points, points[chosen]).min(axis=1)

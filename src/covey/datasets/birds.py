@@ -1,7 +1,8 @@
-"""Counts of birds by volunteers: observed cells of a matrix of sites, by years or species, each observer a client.
+"""Counts of birds by volunteers: observed cells of a matrix of sites, by years or species, each
+observer a client.
 
-A row is an observation: x = (site, column), counted from 0, sites in sorted order; the outcome is the count. Files are read from
-`COVEY_DATA_DIR`.
+A row is an observation: x = (site, column), counted from 0, sites in sorted order; the outcome is
+the count. Files are read from `COVEY_DATA_DIR`.
 """
 
 from typing import TYPE_CHECKING
@@ -19,32 +20,52 @@ WREN_YEARS = range(1968, 2025)
 
 
 def green_woodpecker() -> FederatedData:
-    """Most woodpeckers of a year's visits to a Swiss quadrat; a column is a year. No visit or no observer is a gap."""
-    table = _read("green_woodpecker_wide.csv.gz", "the table `greenWoodpecker` of the R package AHMbook")
+    """Most woodpeckers of a year's visits to a Swiss quadrat; a column is a year. No visit or no
+    observer is a gap.
+    """
+    table = _read(
+        "green_woodpecker_wide.csv.gz", "the table `greenWoodpecker` of the R package AHMbook"
+    )
     parts = []
     for column, year in enumerate(WOODPECKER_YEARS):
         most = table[[f"X{year}.{visit}.count" for visit in (1, 2, 3)]].max(axis=1).to_numpy()
         observer = table[f"X{year}.observer"].to_numpy()
         site = np.flatnonzero(~np.isnan(most) & ~np.isnan(observer))
-        parts.append(np.stack([site, np.full(len(site), column), most[site], observer[site]], axis=1))
+        parts.append(
+            np.stack([site, np.full(len(site), column), most[site], observer[site]], axis=1)
+        )
     cells = np.concatenate(parts).astype(np.int64)
     return FederatedData.from_arrays(cells[:, :2], cells[:, 2], cells[:, 3])
 
 
 def pacific_wren() -> FederatedData:
-    """Pacific Wrens along routes of the North American Breeding Bird Survey; a column is a year. There are no counts of zero."""
-    table = _read("bbs_pacific_wren.csv.gz", "the table `bbs_data_sample` of the R package bbsBayes2")
+    """Pacific Wrens along routes of the North American Breeding Bird Survey; a column is a year.
+    There are no counts of zero.
+    """
+    table = _read(
+        "bbs_pacific_wren.csv.gz", "the table `bbs_data_sample` of the R package bbsBayes2"
+    )
     cells = np.stack([_codes(table, "site"), table["year"].to_numpy() - WREN_YEARS[0]], axis=1)
-    return FederatedData.from_arrays(cells, table["species_total"].to_numpy(), table["obs_n"].to_numpy())
+    return FederatedData.from_arrays(
+        cells, table["species_total"].to_numpy(), table["obs_n"].to_numpy()
+    )
 
 
 def swiss_birds() -> FederatedData:
-    """Most birds of a species in the visits of 2014 to a Swiss quadrat; a column is a species, in the order of the alphabet."""
-    table = _read("mhb2014_long.csv.gz", "the array `MHB2014` of the R package AHMbook, as a long table")
+    """Most birds of a species in the visits of 2014 to a Swiss quadrat; a column is a species, in
+    the order of the alphabet.
+    """
+    table = _read(
+        "mhb2014_long.csv.gz", "the array `MHB2014` of the R package AHMbook, as a long table"
+    )
     visits = table.dropna(subset=["count", "observer"])
-    most = visits.groupby(["site", "species"], as_index=False).agg(count=("count", "max"), observer=("observer", "first"))
+    most = visits.groupby(["site", "species"], as_index=False).agg(
+        count=("count", "max"), observer=("observer", "first")
+    )
     cells = np.stack([_codes(most, "site"), _codes(most, "species")], axis=1)
-    return FederatedData.from_arrays(cells, most["count"].to_numpy(), most["observer"].to_numpy(np.int64))
+    return FederatedData.from_arrays(
+        cells, most["count"].to_numpy(), most["observer"].to_numpy(np.int64)
+    )
 
 
 def _codes(table: "pandas.DataFrame", column: str) -> np.ndarray:

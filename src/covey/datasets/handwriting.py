@@ -1,4 +1,6 @@
-"""EMNIST and FEMNIST: handwritten characters of NIST Special Database 19, read from their public formats."""
+"""EMNIST and FEMNIST: handwritten characters of NIST Special Database 19, read from their public
+formats.
+"""
 
 import gzip
 import json
@@ -14,7 +16,14 @@ from covey.data.federated import FederatedData
 from covey.datasets import sources
 from covey.datasets.images import Arrays, ImageSet, OfficialSplit, from_hub, load_images
 
-_EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+_EMNIST_CLASSES = {
+    "byclass": 62,
+    "bymerge": 47,
+    "balanced": 47,
+    "letters": 26,
+    "digits": 10,
+    "mnist": 10,
+}
 
 
 def emnist(
@@ -28,15 +37,33 @@ def emnist(
     classes: int | None = None,
     seed: int | None = None,
 ) -> FederatedData:
-    """One of the six subsets of EMNIST, which differ in their labels; divided like the other image sets."""
+    """One of the six subsets of EMNIST, which differ in their labels; divided like the other image
+    sets.
+    """
     if subset not in _EMNIST_CLASSES:
         raise ValueError(f"subset={subset!r}: EMNIST has {', '.join(_EMNIST_CLASSES)}")
-    images = ImageSet(f"emnist-{subset}", _EMNIST_CLASSES[subset], partial(_emnist_local, subset), partial(_emnist_fetch, subset))
-    return load_images(images, split=split, by=by, partition=partition, clients=clients, alpha=alpha, classes=classes, seed=seed)
+    images = ImageSet(
+        f"emnist-{subset}",
+        _EMNIST_CLASSES[subset],
+        partial(_emnist_local, subset),
+        partial(_emnist_fetch, subset),
+    )
+    return load_images(
+        images,
+        split=split,
+        by=by,
+        partition=partition,
+        clients=clients,
+        alpha=alpha,
+        classes=classes,
+        seed=seed,
+    )
 
 
 def idx(path: Path) -> UInt8[np.ndarray, "..."]:
-    """An array from a gzipped IDX file of unsigned bytes: two zero bytes, type 8, the rank, big-endian sizes, values."""
+    """An array from a gzipped IDX file of unsigned bytes: two zero bytes, type 8, the rank,
+    big-endian sizes, values.
+    """
     with gzip.open(path, "rb") as file:
         content = file.read()
     zeros, kind, rank = struct.unpack_from(">HBB", content)
@@ -45,12 +72,17 @@ def idx(path: Path) -> UInt8[np.ndarray, "..."]:
     shape = struct.unpack_from(f">{rank}I", content, 4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * rank)
     if values.size != np.prod(shape, dtype=np.int64):
-        raise ValueError(f"{path} should hold {shape} bytes and holds {values.size}; it was cut short")
+        raise ValueError(
+            f"{path} should hold {shape} bytes and holds {values.size}; it was cut short"
+        )
     return values.reshape(shape)
 
 
 def _emnist_files(subset: str, split: OfficialSplit) -> tuple[str, str]:
-    return f"emnist-{subset}-{split}-images-idx3-ubyte.gz", f"emnist-{subset}-{split}-labels-idx1-ubyte.gz"
+    return (
+        f"emnist-{subset}-{split}-images-idx3-ubyte.gz",
+        f"emnist-{subset}-{split}-labels-idx1-ubyte.gz",
+    )
 
 
 def _emnist_local(subset: str, split: OfficialSplit) -> Arrays | None:
@@ -60,14 +92,23 @@ def _emnist_local(subset: str, split: OfficialSplit) -> Arrays | None:
 
 def _emnist_fetch(subset: str, split: OfficialSplit) -> Arrays:
     files = _emnist_files(subset, split)
-    hub = sources.hugging_face("emnist", " and ".join(f"emnist/{file}" for file in files), "huggingface_hub")
-    images, labels = (Path(hub.hf_hub_download(f"Royc30ne/emnist-{subset}", file, repo_type="dataset")) for file in files)
+    hub = sources.hugging_face(
+        "emnist", " and ".join(f"emnist/{file}" for file in files), "huggingface_hub"
+    )
+    images, labels = (
+        Path(hub.hf_hub_download(f"Royc30ne/emnist-{subset}", file, repo_type="dataset"))
+        for file in files
+    )
     return _emnist_arrays(subset, images, labels)
 
 
 def _emnist_arrays(subset: str, images: Path, labels: Path) -> Arrays:
-    # The files hold every image transposed, a remnant of their MATLAB origin; "letters" are numbered from 1.
-    return {"x": idx(images).swapaxes(1, 2)[..., None], "y": idx(labels) - np.uint8(subset == "letters")}
+    # The files hold every image transposed, a remnant of their MATLAB origin; "letters" are
+    # numbered from 1.
+    return {
+        "x": idx(images).swapaxes(1, 2)[..., None],
+        "y": idx(labels) - np.uint8(subset == "letters"),
+    }
 
 
 def _femnist_local(split: OfficialSplit) -> Arrays | None:
@@ -76,12 +117,18 @@ def _femnist_local(split: OfficialSplit) -> Arrays | None:
         return None
     root = directory / "femnist"
     divided = (root / "train").is_dir() or (root / "test").is_dir()
-    files = sorted((root / split if divided else root).glob("*.json")) if divided or split == "train" else []
+    files = (
+        sorted((root / split if divided else root).glob("*.json"))
+        if divided or split == "train"
+        else []
+    )
     return leaf(files) if files else None
 
 
 def leaf(files: list[Path]) -> Arrays:
-    """Images, labels and writers from the JSON files of LEAF: {"users": [...], "user_data": {user: {"x": ..., "y": ...}}}."""
+    """Images, labels and writers from the JSON files of LEAF: {"users": [...], "user_data": {user:
+    {"x": ..., "y": ...}}}.
+    """
     x, y, writer = [], [], []
     for path in files:
         content = json.loads(path.read_text())
@@ -89,7 +136,9 @@ def leaf(files: list[Path]) -> Arrays:
             rows = content["user_data"][user]
             pixels = np.asarray(rows["x"], np.float32)
             if pixels.shape != (len(rows["y"]), 784):
-                raise ValueError(f"{path}: writer {user!r} has {len(rows['y'])} labels and pixels of shape {pixels.shape}")
+                raise ValueError(
+                    f"{path}: writer {user!r} has {len(rows['y'])} labels and pixels of shape {pixels.shape}"
+                )
             x.append(np.rint(255 * pixels).astype(np.uint8).reshape(-1, 28, 28, 1))
             y.append(np.asarray(rows["y"], np.uint8))
             writer.append(np.full(len(rows["y"]), user))
@@ -98,7 +147,9 @@ def leaf(files: list[Path]) -> Arrays:
 
 def _femnist_fetch(split: OfficialSplit) -> Arrays:
     if split == "test":
-        raise ValueError("the public FEMNIST has no test rows of its own; take split='train' and use FederatedData.split")
+        raise ValueError(
+            "the public FEMNIST has no test rows of its own; take split='train' and use FederatedData.split"
+        )
     columns = {"x": "image", "y": "character", "writer": "writer_id"}
     return from_hub("femnist", "femnist/*.json (of LEAF)", "flwrlabs/femnist", columns, split)
 

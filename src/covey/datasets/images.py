@@ -1,8 +1,8 @@
 """Image data sets: rows of uint8 pixels (height, width, channels) and labels.
 
-The division into clients is either in the data (`by`: the writer, the digit, ...) or made (`partition`, see the module of that
-name). `split` says which rows of the official division are used; each client's own split is `FederatedData.split`. Nothing random
-has a default seed.
+The division into clients is either in the data (`by`: the writer, the digit, ...) or made
+(`partition`, see the module of that name). `split` says which rows of the official division are
+used; each client's own split is `FederatedData.split`. Nothing random has a default seed.
 """
 
 from collections.abc import Callable
@@ -49,14 +49,16 @@ def load_images(
 ) -> FederatedData:
     """An image data set, divided `by` a group of the data or by one of these values of `partition`.
 
-    "iid" (clients, seed), "dirichlet" (clients, alpha, seed), "quantity" (clients, alpha, seed), "classes" (clients, classes,
-    seed), and for CIFAR-100 "pachinko" (clients, alpha, beta, seed). Without either, data that have clients of their own, such as
-    writers, are divided by these.
+    "iid" (clients, seed), "dirichlet" (clients, alpha, seed), "quantity" (clients, alpha, seed),
+    "classes" (clients, classes, seed), and for CIFAR-100 "pachinko" (clients, alpha, beta, seed).
+    Without either, data that have clients of their own, such as writers, are divided by these.
     """
     if split not in ("train", "test", "all"):
         raise ValueError(f"split={split!r}: choose 'train', 'test' or 'all'")
     given = {"clients": clients, "alpha": alpha, "beta": beta, "classes": classes, "seed": seed}
-    options: dict[str, int | float] = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, int | float] = {
+        name: value for name, value in given.items() if value is not None
+    }
     if by is None and partition is None:
         if images.by[0] == "label":
             raise ValueError(
@@ -80,16 +82,24 @@ def load_images(
     return FederatedData.from_arrays(rows["x"], rows["y"], owner, classes=images.classes)
 
 
-def _check_by(images: ImageSet, by: str, partition: str | None, options: dict[str, int | float]) -> None:
+def _check_by(
+    images: ImageSet, by: str, partition: str | None, options: dict[str, int | float]
+) -> None:
     if partition is not None:
         raise ValueError(f"by={by!r} and partition={partition!r} were both given; choose one")
     if by not in images.by:
-        raise ValueError(f"{images.name} cannot be divided by {by!r}; `by` can be {', '.join(images.by)}")
+        raise ValueError(
+            f"{images.name} cannot be divided by {by!r}; `by` can be {', '.join(images.by)}"
+        )
     if options:
-        raise ValueError(f"by={by!r} takes its clients from the data; leave out {', '.join(options)}, or choose a partition")
+        raise ValueError(
+            f"by={by!r} takes its clients from the data; leave out {', '.join(options)}, or choose a partition"
+        )
 
 
-def _divide(images: ImageSet, name: str, rows: Arrays, options: dict[str, int | float]) -> np.ndarray:
+def _divide(
+    images: ImageSet, name: str, rows: Arrays, options: dict[str, int | float]
+) -> np.ndarray:
     y = rows["y"].astype(np.int64)
     ways = {
         "iid": (partial(partition.iid, len(y)), ("clients", "seed")),
@@ -99,33 +109,46 @@ def _divide(images: ImageSet, name: str, rows: Arrays, options: dict[str, int | 
     }
     if "coarse" in rows:
         coarse = rows["coarse"].astype(np.int64)
-        ways["pachinko"] = (partial(partition.pachinko, y, coarse), ("clients", "alpha", "beta", "seed"))
+        ways["pachinko"] = (
+            partial(partition.pachinko, y, coarse),
+            ("clients", "alpha", "beta", "seed"),
+        )
     if name not in ways:
-        raise ValueError(f"{images.name} has no partition {name!r}; choose one of {', '.join(ways)}")
+        raise ValueError(
+            f"{images.name} has no partition {name!r}; choose one of {', '.join(ways)}"
+        )
     way, needs = ways[name]
     if set(options) != set(needs):
-        raise ValueError(f"partition={name!r} needs {', '.join(needs)}, and nothing else; got {', '.join(options) or 'none'}")
+        raise ValueError(
+            f"partition={name!r} needs {', '.join(needs)}, and nothing else; got {', '.join(options) or 'none'}"
+        )
     return way(**options)
 
 
 def _read(images: ImageSet, splits: tuple[OfficialSplit, ...]) -> Arrays:
     found = {split: rows for split in splits if (rows := images.local(split)) is not None}
     if found and len(found) < len(splits):
-        # Local files may be another division of the images than the public source's: rows could be in both.
+        # Local files may be another division of the images than the public source's: rows could be
+        # in both.
         raise ValueError(
             f"COVEY_DATA_DIR has only the {next(iter(found))} split of {images.name}; choose that split, or unset it"
         )
     every = [
-        found[split] if split in found else sources.cached(f"{images.name}-{split}", partial(images.fetch, split))
+        found[split]
+        if split in found
+        else sources.cached(f"{images.name}-{split}", partial(images.fetch, split))
         for split in splits
     ]
     return {key: np.concatenate([rows[key] for rows in every]) for key in every[0]}
 
 
-def decoded(coded: UInt8[np.ndarray, "rows 3 height width"]) -> UInt8[np.ndarray, "rows height width 3"]:
+def decoded(
+    coded: UInt8[np.ndarray, "rows 3 height width"],
+) -> UInt8[np.ndarray, "rows height width 3"]:
     """RGB images from the lossless residual coding of the stored files.
 
-    Red and blue are stored as differences from green, and every channel as its differences along rows and columns, modulo 256.
+    Red and blue are stored as differences from green, and every channel as its differences along
+    rows and columns, modulo 256.
     """
     channels = np.cumsum(np.cumsum(coded, axis=2, dtype=np.uint8), axis=3, dtype=np.uint8)
     channels[:, 0] += channels[:, 1]
@@ -134,9 +157,17 @@ def decoded(coded: UInt8[np.ndarray, "rows 3 height width"]) -> UInt8[np.ndarray
 
 
 def from_hub(
-    name: str, wanted: str, repository: str, columns: dict[str, str], split: OfficialSplit, *, configuration: str | None = None
+    name: str,
+    wanted: str,
+    repository: str,
+    columns: dict[str, str],
+    split: OfficialSplit,
+    *,
+    configuration: str | None = None,
 ) -> Arrays:
-    """A split of a Hugging Face data set as arrays; `columns` says which column becomes which array, images first."""
+    """A split of a Hugging Face data set as arrays; `columns` says which column becomes which
+    array, images first.
+    """
     library = sources.hugging_face(name, wanted)
     table = library.load_dataset(repository, configuration, split=split)
     image, *others = columns
@@ -147,7 +178,9 @@ def from_hub(
     return {image: _with_channel(x), **{key: np.asarray(table[columns[key]]) for key in others}}
 
 
-def _with_channel(x: Shaped[np.ndarray, "rows height width *channel"]) -> Shaped[np.ndarray, "rows height width channels"]:
+def _with_channel(
+    x: Shaped[np.ndarray, "rows height width *channel"],
+) -> Shaped[np.ndarray, "rows height width channels"]:
     return x[..., None] if x.ndim == 3 else x
 
 
@@ -180,7 +213,11 @@ def _fetch_mnist(split: OfficialSplit) -> Arrays:
 
 def _cifar10(split: OfficialSplit) -> Arrays | None:
     files = ["test"] if split == "test" else [f"train_{batch}" for batch in range(5)]
-    paths = [path for path in (sources.local(f"cifar10/cifar10_{file}.npz") for file in files) if path is not None]
+    paths = [
+        path
+        for path in (sources.local(f"cifar10/cifar10_{file}.npz") for file in files)
+        if path is not None
+    ]
     if not paths:
         return None
     batches = [np.load(path, allow_pickle=False) for path in paths]
@@ -195,7 +232,11 @@ def _cifar100(split: OfficialSplit) -> Arrays | None:
     if path is None:
         return None
     with np.load(path, allow_pickle=False) as stored:
-        return {"x": decoded(stored["x_coded"]), "y": stored["y_fine"], "coarse": stored["y_coarse"]}
+        return {
+            "x": decoded(stored["x_coded"]),
+            "y": stored["y_fine"],
+            "coarse": stored["y_coarse"],
+        }
 
 
 def _svhn(split: OfficialSplit) -> Arrays | None:
@@ -207,7 +248,11 @@ def _svhn(split: OfficialSplit) -> Arrays | None:
 
 
 def _hub(
-    name: str, wanted: str, repository: str, columns: dict[str, str], configuration: str | None = None
+    name: str,
+    wanted: str,
+    repository: str,
+    columns: dict[str, str],
+    configuration: str | None = None,
 ) -> Callable[[OfficialSplit], Arrays]:
     return partial(from_hub, name, wanted, repository, columns, configuration=configuration)
 
@@ -218,7 +263,9 @@ FASHION_MNIST = ImageSet(
     "fashion_mnist",
     10,
     partial(_npz, "fashion_mnist/fashion_mnist.npz"),
-    _hub("fashion_mnist", "fashion_mnist/fashion_mnist.npz", "zalando-datasets/fashion_mnist", _PLAIN),
+    _hub(
+        "fashion_mnist", "fashion_mnist/fashion_mnist.npz", "zalando-datasets/fashion_mnist", _PLAIN
+    ),
 )
 NOTMNIST = ImageSet(
     "notmnist",
@@ -230,7 +277,9 @@ CIFAR10 = ImageSet(
     "cifar10",
     10,
     _cifar10,
-    _hub("cifar10", "cifar10/cifar10_train_0.npz, ...", "uoft-cs/cifar10", {"x": "img", "y": "label"}),
+    _hub(
+        "cifar10", "cifar10/cifar10_train_0.npz, ...", "uoft-cs/cifar10", {"x": "img", "y": "label"}
+    ),
 )
 CIFAR100 = ImageSet(
     "cifar100",
@@ -248,5 +297,11 @@ SVHN = ImageSet(
     "svhn",
     10,
     _svhn,
-    _hub("svhn", "svhn/svhn_test_5000.npz (split='test')", "ufldl-stanford/svhn", _PLAIN, configuration="cropped_digits"),
+    _hub(
+        "svhn",
+        "svhn/svhn_test_5000.npz (split='test')",
+        "ufldl-stanford/svhn",
+        _PLAIN,
+        configuration="cropped_digits",
+    ),
 )

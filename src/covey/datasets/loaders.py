@@ -9,13 +9,23 @@ from typing import NamedTuple
 from covey.data.federated import FederatedData
 from covey.datasets import birds, tables
 from covey.datasets.handwriting import FEMNIST, emnist
-from covey.datasets.images import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, NOTMNIST, SVHN, load_images
+from covey.datasets.images import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_MNIST,
+    MNIST,
+    NOTMNIST,
+    SVHN,
+    load_images,
+)
 from covey.datasets.shakespeare import shakespeare
 from covey.datasets.tables import load_table
 
 
 class Loader(NamedTuple):
-    """How to get a data set, and what it is, in one line each. `description` says first how many clients there are."""
+    """How to get a data set, and what it is, in one line each. `description` says first how many
+    clients there are.
+    """
 
     load: Callable[..., FederatedData]
     description: str
@@ -24,16 +34,24 @@ class Loader(NamedTuple):
 
 
 def load(name: str, **options: str | int | float) -> FederatedData:
-    """A data set by its name in `LOADERS`, with the options of its loader. All rows are training rows: `split` divides them."""
+    """A data set by its name in `LOADERS`, with the options of its loader. All rows are training
+    rows: `split` divides them.
+    """
     if name not in LOADERS:
         near = difflib.get_close_matches(name, LOADERS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"there is no data set {name!r}; {hint}known are {', '.join(LOADERS)}")
     loader = LOADERS[name].load
-    known = [key for key, value in inspect.signature(loader).parameters.items() if value.kind is value.KEYWORD_ONLY]
+    known = [
+        key
+        for key, value in inspect.signature(loader).parameters.items()
+        if value.kind is value.KEYWORD_ONLY
+    ]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise ValueError(f"data set {name!r} has no option {unknown[0]!r}; its options are: {', '.join(known) or 'none'}")
+        raise ValueError(
+            f"data set {name!r} has no option {unknown[0]!r}; its options are: {', '.join(known) or 'none'}"
+        )
     return loader(**options)
 
 

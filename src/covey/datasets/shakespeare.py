@@ -19,13 +19,16 @@ VOCABULARY = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.asci
 _FILE = "shakespeare/shakespeare_characters.jsonl.gz"
 
 
-def shakespeare(*, min_characters: int = 2000, window: int = WINDOW, stride: int | None = None) -> FederatedData:
+def shakespeare(
+    *, min_characters: int = 2000, window: int = WINDOW, stride: int | None = None
+) -> FederatedData:
     """x: 80 character codes; y: the code of the next character. Clients are named play:ROLE.
 
     min_characters: roles with fewer characters of speech are left out.
     window: how many characters are read before the next is told; LEAF has 80.
-    stride: characters from one window to the next. By default windows do not overlap, so that a random split does not show test
-        characters in training; LEAF uses 1, which makes four million rows.
+    stride: characters from one window to the next. By default windows do not overlap, so that a
+        random split does not show test characters in training; LEAF uses 1, which makes four
+        million rows.
     """
     stride = window if stride is None else stride
     if window < 1 or min_characters <= window or stride < 1:
@@ -36,11 +39,18 @@ def shakespeare(*, min_characters: int = 2000, window: int = WINDOW, stride: int
     roles = _roles()
     names = [name for name, codes in roles.items() if len(codes) >= min_characters]
     if not names:
-        raise ValueError(f"no role has {min_characters} characters; the longest has {max(map(len, roles.values()))}")
-    windows = [np.lib.stride_tricks.sliding_window_view(roles[name], window + 1)[::stride] for name in names]
+        raise ValueError(
+            f"no role has {min_characters} characters; the longest has {max(map(len, roles.values()))}"
+        )
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(roles[name], window + 1)[::stride]
+        for name in names
+    ]
     every = np.concatenate(windows).astype(np.int32)
     counts = [len(rows) for rows in windows]
-    return FederatedData.from_rows(Rows(every[:, :-1], every[:, -1]), counts, names=names, classes=len(VOCABULARY) + 1)
+    return FederatedData.from_rows(
+        Rows(every[:, :-1], every[:, -1]), counts, names=names, classes=len(VOCABULARY) + 1
+    )
 
 
 def encode(text: str) -> UInt8[np.ndarray, " characters"]:
@@ -62,8 +72,12 @@ def _roles() -> dict[str, np.ndarray]:
 
 
 def _fetch() -> dict[str, np.ndarray]:
-    """The speeches of LEAF's roles, put together again from its windows, which advance by one character."""
-    table = sources.hugging_face("shakespeare", _FILE).load_dataset("flwrlabs/shakespeare", split="train")
+    """The speeches of LEAF's roles, put together again from its windows, which advance by one
+    character.
+    """
+    table = sources.hugging_face("shakespeare", _FILE).load_dataset(
+        "flwrlabs/shakespeare", split="train"
+    )
     speeches = dict(_speeches(zip(table["character_id"], table["x"], table["y"], strict=True)))
     return {
         "names": np.asarray(list(speeches)),

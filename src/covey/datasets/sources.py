@@ -1,7 +1,8 @@
-"""Where the files of data sets are: bundled, in `COVEY_DATA_DIR`, or fetched once from Hugging Face and cached.
+"""Where the files of data sets are: bundled, in `COVEY_DATA_DIR`, or fetched once from Hugging Face
+and cached.
 
-Nothing is trusted by its name. Known files have their SHA-256 here, and a cached file has its own beside it; both are checked at
-the first use in a process.
+Nothing is trusted by its name. Known files have their SHA-256 here, and a cached file has its own
+beside it; both are checked at the first use in a process.
 """
 
 import hashlib
@@ -69,18 +70,24 @@ def bundled(name: str) -> Path:
 
 
 def local(name: str) -> Path | None:
-    """A file of `COVEY_DATA_DIR` by its path there, checked where its SHA-256 is known; None where there is no such file."""
+    """A file of `COVEY_DATA_DIR` by its path there, checked where its SHA-256 is known; None where
+    there is no such file.
+    """
     directory = data_directory()
     if directory is None or not (directory / name).is_file():
         return None
     path = directory / name
     if name in _DIGESTS:
-        _check(path, _DIGESTS[name], "replace it by the original, or point COVEY_DATA_DIR elsewhere")
+        _check(
+            path, _DIGESTS[name], "replace it by the original, or point COVEY_DATA_DIR elsewhere"
+        )
     return path
 
 
 def cached(name: str, fetch: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of `fetch`, which is called once: they are kept as NAME.npz in the cache, with their SHA-256 beside them."""
+    """The arrays of `fetch`, which is called once: they are kept as NAME.npz in the cache, with
+    their SHA-256 beside them.
+    """
     path = cache_directory() / f"{name}.npz"
     recorded = path.with_name(path.name + ".sha256")
     if not path.exists():
@@ -95,14 +102,18 @@ def cached(name: str, fetch: Callable[[], dict[str, np.ndarray]]) -> dict[str, n
             ready.replace(path)
         return arrays
     if not recorded.is_file():
-        raise ValueError(f"{path} has no record of its SHA-256; delete it, it will be fetched again")
+        raise ValueError(
+            f"{path} has no record of its SHA-256; delete it, it will be fetched again"
+        )
     _check(path, recorded.read_text().strip(), "delete it, it will be fetched again")
     with np.load(path, allow_pickle=False) as stored:
         return {key: stored[key] for key in stored.files}
 
 
 def hugging_face(data_set: str, wanted: str, module: str = "datasets") -> ModuleType:
-    """The package `datasets` (or the `huggingface_hub` it brings along), or an error that says how to get the data set."""
+    """The package `datasets` (or the `huggingface_hub` it brings along), or an error that says how
+    to get the data set.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -115,7 +126,9 @@ def hugging_face(data_set: str, wanted: str, module: str = "datasets") -> Module
 def _check(path: Path, expected: str, remedy: str) -> None:
     status = path.stat()
     if _digest_once(path, status.st_mtime_ns, status.st_size) != expected:
-        raise ValueError(f"{path} is damaged or is another file: its SHA-256 is not {expected}; {remedy}")
+        raise ValueError(
+            f"{path} is damaged or is another file: its SHA-256 is not {expected}; {remedy}"
+        )
 
 
 @cache

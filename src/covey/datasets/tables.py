@@ -1,8 +1,8 @@
 """Small tables of grouped data: four hospitals, and the classics of hierarchical modelling.
 
-A `Grouped` says which column of a table is the outcome, which says whose a row is, and how the features are coded. A feature is
-the name of a numeric column, or (column, value) for an indicator that is 1 where the column has that value and is called
-`column=value`.
+A `Grouped` says which column of a table is the outcome, which says whose a row is, and how the
+features are coded. A feature is the name of a numeric column, or (column, value) for an indicator
+that is 1 where the column has that value and is called `column=value`.
 """
 
 from pathlib import Path
@@ -52,8 +52,12 @@ def load_table(table: Grouped) -> FederatedData:
     if all(label.isdecimal() for label in owner):
         owner = owner.astype(np.int64)
     y = _column(text, table.outcome, str(path))
-    names = [feature if isinstance(feature, str) else "=".join(feature) for feature in table.features]
-    return FederatedData.from_arrays(x, y, owner, features=names, classes=table.classes, allow_missing=True)
+    names = [
+        feature if isinstance(feature, str) else "=".join(feature) for feature in table.features
+    ]
+    return FederatedData.from_arrays(
+        x, y, owner, features=names, classes=table.classes, allow_missing=True
+    )
 
 
 def _column(text: "pandas.DataFrame", coded: Coded, label: str) -> np.ndarray:

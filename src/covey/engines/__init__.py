@@ -1,1 +1,3 @@
-"""Where methods run: many clients at once (`simulate`), or one site at a time over real bytes (`loop`)."""
+"""Where methods run: many clients at once (`simulate`), or one site at a time over real bytes
+(`loop`).
+"""

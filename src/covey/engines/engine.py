@@ -1,4 +1,6 @@
-"""What a run needs of an engine. `engines.simulate.Simulation` and `engines.loop.Loop` both offer it."""
+"""What a run needs of an engine. `engines.simulate.Simulation` and `engines.loop.Loop` both offer
+it.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -10,7 +12,8 @@ from covey.core.algorithm import Message
 from covey.core.metrics import Metric
 from covey.data.federated import FederatedData, Split
 
-Position: TypeAlias = Any  # an engine's own state, with .round and .server; only the engine that made it goes on from it
+# an engine's own state, with .round and .server; only the engine that made it goes on from it
+Position: TypeAlias = Any
 
 
 @runtime_checkable
@@ -23,7 +26,9 @@ class Engine(Protocol):
         """Before the first round."""
         ...
 
-    def advance(self, state: Position, number: int) -> tuple[Position, list[dict[str, float | int]]]:
+    def advance(
+        self, state: Position, number: int
+    ) -> tuple[Position, list[dict[str, float | int]]]:
         """Some rounds, and the numbers of each."""
         ...
 
@@ -31,11 +36,15 @@ class Engine(Protocol):
         """What clients would evaluate and predict with now."""
         ...
 
-    def evaluate(self, state: Position, split: Split = ..., data: FederatedData | None = None) -> dict[str, Metric]:
+    def evaluate(
+        self, state: Position, split: Split = ..., data: FederatedData | None = None
+    ) -> dict[str, Metric]:
         """Metrics stacked over clients; other data are of clients never seen."""
         ...
 
-    def predict(self, state: Position, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+    def predict(
+        self, state: Position, client: int, x: PyTree, data: FederatedData | None = None
+    ) -> PyTree:
         """The predictive distribution of the client at a position."""
         ...
 

@@ -1,7 +1,8 @@
 """Evaluator and prediction of clients, in chunks of similar size.
 
-A client that has taken part is evaluated with the state it kept; one that has not, and every client of a method that
-personalises at evaluation, first makes a state from the newest broadcast and its own training rows.
+A client that has taken part is evaluated with the state it kept; one that has not, and every client
+of a method that personalises at evaluation, first makes a state from the newest broadcast and its
+own training rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,11 @@ class Evaluator:
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
         draw = algorithm.draws
-        self._drawn = None if draw is None else jax.jit(partial(self._draw_chunk, draw), static_argnames="number")
+        self._drawn = (
+            None
+            if draw is None
+            else jax.jit(partial(self._draw_chunk, draw), static_argnames="number")
+        )
 
     def evaluate(
         self,
@@ -48,12 +53,26 @@ class Evaluator:
         need_rows(rows.data, split)
         everyone = np.arange(rows.data.clients)
         chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
-        return _in_order((places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks)
+        return _in_order(
+            (places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks
+        )
 
-    def predict(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int, x: PyTree) -> PyTree:
-        """The predictive distribution of one client for new rows. `node`: what it kept, stacked; None if it never took part."""
+    def predict(
+        self,
+        rows: DeviceRows | HostRows,
+        t: int,
+        down: Message,
+        node: Node | None,
+        client: int,
+        x: PyTree,
+    ) -> PyTree:
+        """The predictive distribution of one client for new rows. `node`: what it kept, stacked;
+        None if it never took part.
+        """
         key = key_for(self.root, Stream.PREDICT, t, int(rows.data.ids[client]))
-        return self._predicted(key, down, self._state(rows, t, down, node, client), jax.tree.map(jnp.asarray, x))
+        return self._predicted(
+            key, down, self._state(rows, t, down, node, client), jax.tree.map(jnp.asarray, x)
+        )
 
     def draws(
         self,
@@ -70,8 +89,13 @@ class Evaluator:
         drawn, named = self._drawn, jnp.asarray(chains, jnp.int32)
         if drawn is None:
             raise ValueError(no_draws(self.algorithm))
-        chunks = self._chunks(rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients)))
-        return _in_order((places, drawn(self.root, t, down, *chunk, named, number=number)) for places, *chunk in chunks)
+        chunks = self._chunks(
+            rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients))
+        )
+        return _in_order(
+            (places, drawn(self.root, t, down, *chunk, named, number=number))
+            for places, *chunk in chunks
+        )
 
     def _chunks(
         self,
@@ -84,20 +108,31 @@ class Evaluator:
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict with, rows of the split."""
+        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict
+        with, rows of the split.
+        """
         counts = rows.ranges(split)[1][clients]
         keep_state = seen[clients] & (not self.algorithm.personalise_at_evaluation)
         for kept in (True, False):
             group = np.flatnonzero(keep_state == kept)
             group = group[np.argsort(-counts[group], kind="stable")]
-            for at in range(0, len(group), width):  # the last chunk is filled up with its last client
+            for at in range(
+                0, len(group), width
+            ):  # the last chunk is filled up with its last client
                 some = group[at : at + width]
                 padded = clients[np.pad(some, (0, width - len(some)), mode="edge")]
                 state = take(padded).state if kept else self._adapt(rows, t, down, padded)
                 ids = rows.data.ids[padded].astype(np.int32)
-                yield some, ids, state, shard_of(rows.view(padded, split), bucket_size(int(counts[some[0]])))
+                yield (
+                    some,
+                    ids,
+                    state,
+                    shard_of(rows.view(padded, split), bucket_size(int(counts[some[0]]))),
+                )
 
-    def _state(self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int) -> State:
+    def _state(
+        self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int
+    ) -> State:
         """What one client predicts with."""
         if node is None or self.algorithm.personalise_at_evaluation:
             state = self._adapt(rows, t, down, np.array([client]))
@@ -105,10 +140,14 @@ class Evaluator:
             state = node.state
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], state)
 
-    def _adapt(self, rows: DeviceRows | HostRows, t: int, down: Message, positions: np.ndarray) -> State:
+    def _adapt(
+        self, rows: DeviceRows | HostRows, t: int, down: Message, positions: np.ndarray
+    ) -> State:
         view = rows.view(positions, "train")
         ids = rows.data.ids[positions].astype(np.int32)
-        return self._adapted(self.root, t, down, ids, shard_of(view, bucket_size(int(max(view.counts, default=1)))))
+        return self._adapted(
+            self.root, t, down, ids, shard_of(view, bucket_size(int(max(view.counts, default=1))))
+        )
 
     def _adapt_chunk(self, root, t, down, ids, data):
         def one(client_id, start, count):
@@ -120,7 +159,9 @@ class Evaluator:
     def _measure_chunk(self, root, t, down, ids, state, data):
         def one(client_id, state, start, count):
             key = key_for(root, Stream.EVALUATE, t, client_id)
-            return self.algorithm.evaluate(key, down, state, Shard(data.rows, start, count, data.capacity))
+            return self.algorithm.evaluate(
+                key, down, state, Shard(data.rows, start, count, data.capacity)
+            )
 
         return each(one, ids, state, data.start, data.count)
 
@@ -138,11 +179,15 @@ class Evaluator:
 
 
 def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:
-    """What was computed chunk by chunk, put back in the order of the clients; what a chunk was filled up with is dropped."""
+    """What was computed chunk by chunk, put back in the order of the clients; what a chunk was
+    filled up with is dropped.
+    """
     order, values = zip(*pieces, strict=True)
     back = np.argsort(np.concatenate(order))
 
     def joined(*leaves):
-        return np.concatenate([leaf[: len(places)] for places, leaf in zip(order, leaves, strict=True)])[back]
+        return np.concatenate(
+            [leaf[: len(places)] for places, leaf in zip(order, leaves, strict=True)]
+        )[back]
 
     return jax.tree.map(joined, *jax.device_get(values))

@@ -1,6 +1,8 @@
-"""The plain engine: one site at a time, every message as bytes, some of them lost, late or delivered twice.
+"""The plain engine: one site at a time, every message as bytes, some of them lost, late or
+delivered twice.
 
-Slow and simple. It is the oracle that `simulate` is tested against, and shows what a deployment has to do.
+Slow and simple. It is the oracle that `simulate` is tested against, and shows what a deployment has
+to do.
 """
 
 from collections.abc import Sequence
@@ -26,12 +28,24 @@ from covey.engines import round as rounds
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.round import bucket_size
 from covey.engines.rows import need_rows
-from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, padded, seal
+from covey.engines.site import (
+    NEVER,
+    Answer,
+    Header,
+    Programs,
+    Site,
+    open_body,
+    open_header,
+    padded,
+    seal,
+)
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 
 class LoopState(NamedTuple):
-    """Where a run stands. The nodes are with the sites, which move on: an old state cannot be continued."""
+    """Where a run stands. The nodes are with the sites, which move on: an old state cannot be
+    continued.
+    """
 
     round: int
     server: State
@@ -87,14 +101,20 @@ class Loop:
         """What clients would evaluate and predict with now."""
         return published(self.algorithm, state.server)
 
-    def evaluate(self, state: LoopState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
-        """Metrics of every client on one split of its rows, stacked by client. Other data are of clients never seen."""
+    def evaluate(
+        self, state: LoopState, split: Split = "validation", data: FederatedData | None = None
+    ) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked by client. Other data are of
+        clients never seen.
+        """
         need_rows(self.data if data is None else data, split)
         down = self.broadcast(state)
         each = [site.evaluate(state.round, down, split) for site in self._settled(data)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
 
-    def predict(self, state: LoopState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+    def predict(
+        self, state: LoopState, client: int, x: PyTree, data: FederatedData | None = None
+    ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         return self._settled(data)[client].predict(state.round, self.broadcast(state), x)
 
@@ -106,11 +126,20 @@ class Loop:
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
     ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each chain has its own."""
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each
+        chain has its own.
+        """
         sites, down = self._settled(data), self.broadcast(state)
-        each = [sites[client].draws(state.round, down, number, chain) for client in clients for chain in chains]
+        each = [
+            sites[client].draws(state.round, down, number, chain)
+            for client in clients
+            for chain in chains
+        ]
         shape = (len(clients), len(chains))
-        return jax.tree.map(lambda *leaves: np.stack(leaves).reshape(*shape, *leaves[0].shape), *jax.device_get(each))
+        return jax.tree.map(
+            lambda *leaves: np.stack(leaves).reshape(*shape, *leaves[0].shape),
+            *jax.device_get(each),
+        )
 
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
@@ -118,18 +147,29 @@ class Loop:
         blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), self.shapes.node)
         nodes = [blank if site.node is None else site.node for site in sites]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(nodes))
-        return Snapshot(np.int64(state.round), state.server, stacked, np.array([s.node is not None for s in sites]))
+        return Snapshot(
+            np.int64(state.round),
+            state.server,
+            stacked,
+            np.array([s.node is not None for s in sites]),
+        )
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        return snapshot_like(self.shapes.server, stacked_like(self.shapes.node, self.data.clients), self.data.clients)
+        return snapshot_like(
+            self.shapes.server, stacked_like(self.shapes.node, self.data.clients), self.data.clients
+        )
 
     def restore(self, snapshot: Snapshot) -> LoopState:
-        """The state that a snapshot was made of. A late upload that was still on its way is gone; it would have been refused."""
+        """The state that a snapshot was made of. A late upload that was still on its way is gone;
+        it would have been refused.
+        """
         self.start()
         for place, site in enumerate(self.sites):
             if snapshot.seen[place]:
-                site.node = jax.tree.map(lambda leaf, at=place: jnp.asarray(leaf[at]), snapshot.nodes)
+                site.node = jax.tree.map(
+                    lambda leaf, at=place: jnp.asarray(leaf[at]), snapshot.nodes
+                )
         return LoopState(int(snapshot.round), jax.tree.map(jnp.asarray, snapshot.server))
 
     def checkpointed(self) -> None:
@@ -139,12 +179,16 @@ class Loop:
         t, down = state.round, self.algorithm.broadcast(state.server)
         tally = rounds.empty_tally(self.shapes)
         number = dict.fromkeys(Counts._fields, 0)
-        for message in self.delayed:  # from rounds that are over: refused, as the round in their header shows
+        for (
+            message
+        ) in self.delayed:  # from rounds that are over: refused, as the round in their header shows
             tally = self._accept(message, t, 0.0, NEVER, tally)
         self.delayed = []
 
         cohort = jax.device_get(self._cohort(key_for(self.root, Stream.COHORT, t), t))
-        for index, weight in zip(cohort.index[cohort.mask], cohort.weight[cohort.mask], strict=True):
+        for index, weight in zip(
+            cohort.index[cohort.mask], cohort.weight[cohort.mask], strict=True
+        ):
             site, position = self.sites[index], int(index)
             outcome = int(self._fate(self.root, t, site.client_id))
             number["contacted"] += 1
@@ -162,18 +206,35 @@ class Loop:
                 for answer in answers:
                     tally = self._accept(answer, t, float(weight), position, tally)
 
-        counts = Counts(**{**number, "clients": int(tally.aggregate.count + tally.diverged), "diverged_id": NEVER})
+        counts = Counts(
+            **{
+                **number,
+                "clients": int(tally.aggregate.count + tally.diverged),
+                "diverged_id": NEVER,
+            }
+        )
         server, record = self._close(self.root, t, state.server, tally, counts)
         return LoopState(t + 1, server), record
 
-    def _accept(self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally) -> rounds.Tally:
-        """Add an upload to the tally, unless its round is over, it came before, or it is not finite."""
+    def _accept(
+        self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally
+    ) -> rounds.Tally:
+        """Add an upload to the tally, unless its round is over, it came before, or it is not
+        finite.
+        """
         header = open_header(message)
         if header.round != t or self.accepted[position] == t:
             return tally
-        answer: Answer = open_body(message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True)))
-        if not (answer.finite and self._decodes(answer.payload)):  # a site may say what it likes of its own numbers
-            return tally._replace(diverged=tally.diverged + 1, diverged_id=jnp.maximum(tally.diverged_id, header.client_id))
+        answer: Answer = open_body(
+            message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True))
+        )
+        if not (
+            answer.finite and self._decodes(answer.payload)
+        ):  # a site may say what it likes of its own numbers
+            return tally._replace(
+                diverged=tally.diverged + 1,
+                diverged_id=jnp.maximum(tally.diverged_id, header.client_id),
+            )
         self.accepted[position] = t
         return self._add(tally, answer, weight)
 
@@ -181,7 +242,8 @@ class Loop:
         sent = self.channel.decode(answer.payload)
         one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, weight, jnp.ones(()))
         return tally._replace(
-            aggregate=jax.tree.map(jnp.add, tally.aggregate, one), info=jax.tree.map(jnp.add, tally.info, answer.info)
+            aggregate=jax.tree.map(jnp.add, tally.aggregate, one),
+            info=jax.tree.map(jnp.add, tally.info, answer.info),
         )
 
     def _settled(self, data: FederatedData | None) -> list[Site]:
@@ -195,7 +257,12 @@ class Loop:
     def _sites(self, data: FederatedData) -> list[Site]:
         def splits(position):
             shards = {split: data.shard(position, split) for split in SPLITS}
-            return {split: padded(shard, bucket_size(shard.capacity)) for split, shard in shards.items()}
+            return {
+                split: padded(shard, bucket_size(shard.capacity)) for split, shard in shards.items()
+            }
 
         like = self.shapes.down
-        return [Site(self.programs, int(data.ids[place]), splits(place), like) for place in range(data.clients)]
+        return [
+            Site(self.programs, int(data.ids[place]), splits(place), like)
+            for place in range(data.clients)
+        ]

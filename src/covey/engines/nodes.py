@@ -1,8 +1,10 @@
-"""What clients keep between rounds, when it lies on the host: in memory, or memory-mapped on disk for very many clients.
+"""What clients keep between rounds, when it lies on the host: in memory, or memory-mapped on disk
+for very many clients.
 
-On disk, files hold the nodes as of the checkpoint before the newest. Later changes are kept in memory and go into every
-checkpoint (a redo log); they are written to the files only after a checkpoint that holds them, and one after it, are durable.
-A crash at any moment therefore leaves files that either kept checkpoint can complete, and never state from after it.
+On disk, files hold the nodes as of the checkpoint before the newest. Later changes are kept in
+memory and go into every checkpoint (a redo log); they are written to the files only after a
+checkpoint that holds them, and one after it, are durable. A crash at any moment therefore leaves
+files that either kept checkpoint can complete, and never state from after it.
 """
 
 from functools import cached_property
@@ -57,7 +59,9 @@ class MemoryNodes:
 
 
 class DiskNodes:
-    """Nodes in memory-mapped files, one a leaf, with the changes since the checkpoint before the newest in memory."""
+    """Nodes in memory-mapped files, one a leaf, with the changes since the checkpoint before the
+    newest in memory.
+    """
 
     def __init__(self, like: Node, clients: int, directory: Path):
         self.specs, self.structure = jax.tree.flatten(like)
@@ -70,7 +74,10 @@ class DiskNodes:
         """Opened when first used, so that a run that cannot begin leaves nothing behind."""
         self.directory.mkdir(parents=True, exist_ok=True)
         paths = [self.directory / f"leaf{place}.bin" for place in range(len(self.specs))]
-        return [_open(path, (self.clients, *spec.shape), spec.dtype) for path, spec in zip(paths, self.specs, strict=True)]
+        return [
+            _open(path, (self.clients, *spec.shape), spec.dtype)
+            for path, spec in zip(paths, self.specs, strict=True)
+        ]
 
     def take(self, positions: np.ndarray) -> Node:
         """Nodes at `positions`, stacked: from the newest place that has them."""
@@ -125,17 +132,23 @@ class _Overlay:
         self.leaves = [np.empty((0, *spec.shape), spec.dtype) for spec in specs]
 
     def put(self, positions: np.ndarray, leaves: list) -> None:
-        slots = np.array([self.slot_of.setdefault(int(p), len(self.slot_of)) for p in positions], np.int64)
+        slots = np.array(
+            [self.slot_of.setdefault(int(p), len(self.slot_of)) for p in positions], np.int64
+        )
         for place, rows in enumerate(leaves):
             if len(self.slot_of) > len(self.leaves[place]):
-                grown = np.empty((2 * len(self.slot_of), *self.leaves[place].shape[1:]), self.leaves[place].dtype)
+                grown = np.empty(
+                    (2 * len(self.slot_of), *self.leaves[place].shape[1:]), self.leaves[place].dtype
+                )
                 grown[: len(self.leaves[place])] = self.leaves[place]
                 self.leaves[place] = grown
             self.leaves[place][slots] = rows
 
     def lay_over(self, positions: np.ndarray, leaves: list) -> None:
         """Overwrite the rows of `leaves` whose positions are held here."""
-        found = [(row, self.slot_of[int(p)]) for row, p in enumerate(positions) if int(p) in self.slot_of]
+        found = [
+            (row, self.slot_of[int(p)]) for row, p in enumerate(positions) if int(p) in self.slot_of
+        ]
         if found:
             rows, slots = np.array(found).T
             for leaf, held in zip(leaves, self.leaves, strict=True):

@@ -1,4 +1,5 @@
-"""The engine without a server: every peer keeps a state of its own, and mixes it with those of its neighbours.
+"""The engine without a server: every peer keeps a state of its own, and mixes it with those of its
+neighbours.
 
 Marfoq et al. (2021), section 3.3 and algorithm 2 (D-FedEM), for any method. In a round, peer i
 
@@ -6,15 +7,18 @@ Marfoq et al. (2021), section 3.3 and algorithm 2 (D-FedEM), for any method. In 
     hears        s_j and u_j of its neighbours; W_ij are the weights of the round's mixing matrix
     steps        s_i = server(sum_j W_ij s_j, n sum_j W_ij u_j)
 
-that is, it takes the server's step itself, with its neighbourhood's estimate of the sum over all clients. Where the step is
-linear in the sum this is the paper's: everyone steps on its own, and the results are mixed. On the complete graph with equal
-weights every peer has the sum itself, and the run is that of a server. Methods whose step is not linear in the sum are refused:
-the mean over peers would not follow the method. (FedAvg's step divides by the clients' weights: on graphs that are not complete,
-clients of unequal weight count as much as they weigh in their neighbourhoods; `weighting="equal"` has no such thing.)
+that is, it takes the server's step itself, with its neighbourhood's estimate of the sum over all
+clients. Where the step is linear in the sum this is the paper's: everyone steps on its own, and the
+results are mixed. On the complete graph with equal weights every peer has the sum itself, and the
+run is that of a server. Methods whose step is not linear in the sum are refused: the mean over
+peers would not follow the method. (FedAvg's step divides by the clients' weights: on graphs that
+are not complete, clients of unequal weight count as much as they weigh in their neighbourhoods;
+`weighting="equal"` has no such thing.)
 
-Who is absent in a round, by the cohort, by faults, or because its numbers are not finite, computes nothing and keeps its state;
-neighbours keep for themselves the weight it would have had, which leaves the matrix doubly stochastic. `consensus` of a round is
-the root mean square distance of the peers' broadcasts to their mean.
+Who is absent in a round, by the cohort, by faults, or because its numbers are not finite, computes
+nothing and keeps its state; neighbours keep for themselves the weight it would have had, which
+leaves the matrix doubly stochastic. `consensus` of a round is the root mean square distance of the
+peers' broadcasts to their mean.
 """
 
 from collections.abc import Sequence
@@ -101,11 +105,15 @@ class Peers:
                 f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; use engine='simulate'"
             )
         if algorithm.chains is not None:
-            raise ValueError(f"{algorithm.name} samples with a server and cannot run between peers; use engine='simulate'")
+            raise ValueError(
+                f"{algorithm.name} samples with a server and cannot run between peers; use engine='simulate'"
+            )
         self.algorithm, self.data = algorithm, data
         self.channel = identity() if channel is None else channel
         sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
-        self.setup = rounds.Setup(algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked())
+        self.setup = rounds.Setup(
+            algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked()
+        )
         self.root = root_key(seed)
         self.mixing = jnp.asarray(topology(data.clients), float)
         self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
@@ -124,7 +132,9 @@ class Peers:
         """Before the first round: all peers start from the same state."""
         server = self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
         nodes = jax.tree.map(lambda s: jnp.zeros((self.data.clients, *s.shape), s.dtype), self.like)
-        copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.data.clients, *leaf.shape)), server)
+        copies = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (self.data.clients, *leaf.shape)), server
+        )
         nodes = nodes._replace(state=nodes.state._replace(server=copies))
         return PeersState(0, server, nodes, jnp.zeros(self.data.clients, bool))
 
@@ -133,7 +143,9 @@ class Peers:
         lines: list[Line] = []
         while number > 0:
             first, some = state.round, min(number, BLOCK)
-            nodes, seen, (record, gossip) = self.compiled(first, some, state.nodes, state.seen, self.storage, self.mixing)
+            nodes, seen, (record, gossip) = self.compiled(
+                first, some, state.nodes, state.seen, self.storage, self.mixing
+            )
             state = PeersState(first + some, _mean(nodes.state.server), nodes, seen)
             record, gossip = jax.device_get((record, gossip))
             new = as_lines(first, some, record, Sizes(0, 0), lines)
@@ -144,18 +156,30 @@ class Peers:
         return state, lines
 
     def broadcast(self, state: PeersState) -> Message:
-        """What clients of a server with the mean state of the peers would evaluate and predict with."""
+        """What clients of a server with the mean state of the peers would evaluate and predict
+        with.
+        """
         return published(self.algorithm, state.server)
 
-    def evaluate(self, state: PeersState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
-        """Metrics of every peer with its own state; other data are of clients never seen, who get the mean."""
+    def evaluate(
+        self, state: PeersState, split: Split = "validation", data: FederatedData | None = None
+    ) -> dict[str, Metric]:
+        """Metrics of every peer with its own state; other data are of clients never seen, who get
+        the mean.
+        """
         rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(rows, state.round, state.server, partial(_take, state), seen, split)
+        return self.evaluation.evaluate(
+            rows, state.round, state.server, partial(_take, state), seen, split
+        )
 
-    def predict(self, state: PeersState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+    def predict(
+        self, state: PeersState, client: int, x: PyTree, data: FederatedData | None = None
+    ) -> PyTree:
         """The predictive distribution of the peer at position `client` for new rows `x`."""
         rows = self.rows if data is None else rows_of(data)
-        node = _take(state, np.array([client])) if data is None and bool(state.seen[client]) else None
+        node = (
+            _take(state, np.array([client])) if data is None and bool(state.seen[client]) else None
+        )
         return self.evaluation.predict(rows, state.round, state.server, node, client, x)
 
     def draws(
@@ -168,7 +192,9 @@ class Peers:
     ) -> PyTree:
         """Posterior draws of the peers at some positions, as (clients, chains, number, ...)."""
         rows, seen = self._known(state, data)
-        return self.evaluation.draws(rows, state.round, state.server, partial(_take, state), seen, clients, number, chains)
+        return self.evaluation.draws(
+            rows, state.round, state.server, partial(_take, state), seen, clients, number, chains
+        )
 
     def snapshot(self, state: PeersState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
@@ -176,7 +202,9 @@ class Peers:
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        return snapshot_like(self.shapes.server, stacked_like(self.like, self.data.clients), self.data.clients)
+        return snapshot_like(
+            self.shapes.server, stacked_like(self.like, self.data.clients), self.data.clients
+        )
 
     def restore(self, snapshot: Snapshot) -> PeersState:
         """The state that a snapshot was made of."""
@@ -186,7 +214,9 @@ class Peers:
     def checkpointed(self) -> None:
         """Nothing lies anywhere else."""
 
-    def _known(self, state: PeersState, data: FederatedData | None) -> tuple[DeviceRows | HostRows, np.ndarray]:
+    def _known(
+        self, state: PeersState, data: FederatedData | None
+    ) -> tuple[DeviceRows | HostRows, np.ndarray]:
         if data is None:
             return self.rows, np.asarray(state.seen)
         return rows_of(data), np.zeros(data.clients, bool)
@@ -195,7 +225,11 @@ class Peers:
         def body(place, carry):
             nodes, seen, records = carry
             nodes, seen, record = self._round(first + place, nodes, seen, storage, mixing)
-            return nodes, seen, jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record)
+            return (
+                nodes,
+                seen,
+                jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record),
+            )
 
         *_, record = jax.eval_shape(self._round, first, nodes, seen, storage, mixing)
         records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
@@ -226,18 +260,29 @@ class Peers:
         return jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on), counts
 
     def _computed(self, t, nodes, seen, here, storage):
-        """What everyone computes: uploads as they are heard, own states, infos, and whether all is finite."""
+        """What everyone computes: uploads as they are heard, own states, infos, and whether all is
+        finite.
+        """
 
         def one(client_id, server, own, channel_state, known, start, count):
             data = Shard(storage.rows, start, count, storage.capacity)
             down = self.algorithm.broadcast(server)
             first = first_node(self.algorithm, self.channel, self.root, client_id, down, data)
             node = tree.where(known, Node(own, channel_state), first)
-            payload, node, info = node_round(self.algorithm, self.channel, self.root, t, client_id, down, node, data)
+            payload, node, info = node_round(
+                self.algorithm, self.channel, self.root, t, client_id, down, node, data
+            )
             sent = self.channel.decode(payload)
             return sent, node, info, tree.is_finite((sent, node))
 
-        arguments = (self.ids, nodes.state.server, nodes.state.own, nodes.channel, seen, storage.start)
+        arguments = (
+            self.ids,
+            nodes.state.server,
+            nodes.state.own,
+            nodes.channel,
+            seen,
+            storage.start,
+        )
         count = jnp.where(here, storage.count, 0)
         return jax.lax.map(lambda peer: one(*peer), (*arguments, count), batch_size=self.chunk)
 
@@ -249,13 +294,19 @@ class Peers:
             neighbourhood = tree.weighted_sum(number * mine, sent)
             mixed = jax.tree.map(partial(_mixed, mine), servers, own)
             aggregate = Aggregate(neighbourhood, neighbourhood, number, number)
-            return Stepped(*self.algorithm.server(key_for(self.root, Stream.SERVER, t), mixed, aggregate))
+            return Stepped(
+                *self.algorithm.server(key_for(self.root, Stream.SERVER, t), mixed, aggregate)
+            )
 
         return jax.lax.map(lambda peer: one(*peer), (servers, weights), batch_size=self.chunk)
 
 
-def absent_kept(mixing: Float[Array, "peers peers"], present: Bool[Array, " peers"]) -> Float[Array, "peers peers"]:
-    """The matrix among those present: who is absent mixes with nobody, and others keep its weight for themselves."""
+def absent_kept(
+    mixing: Float[Array, "peers peers"], present: Bool[Array, " peers"]
+) -> Float[Array, "peers peers"]:
+    """The matrix among those present: who is absent mixes with nobody, and others keep its weight
+    for themselves.
+    """
     between = jnp.where(present[:, None] & present & ~jnp.eye(len(mixing), dtype=bool), mixing, 0.0)
     return between + jnp.diag(1 - between.sum(1))
 
@@ -268,12 +319,19 @@ def _mixed(weights: Float[Array, " peers"], all_: Array, own: Array) -> Array:
 def _mean(stacked: PyTree) -> PyTree:
     """The mean over peers; of what cannot be averaged, the most advanced."""
     return jax.tree.map(
-        lambda leaf: jnp.mean(leaf, axis=0) if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.max(leaf, axis=0), stacked
+        lambda leaf: (
+            jnp.mean(leaf, axis=0)
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else jnp.max(leaf, axis=0)
+        ),
+        stacked,
     )
 
 
 def _mean_of(good: Bool[Array, " peers"], infos: PyTree) -> PyTree:
-    totals = tree.weighted_sum(good.astype(float), jax.tree.map(lambda leaf: leaf.astype(float), infos))
+    totals = tree.weighted_sum(
+        good.astype(float), jax.tree.map(lambda leaf: leaf.astype(float), infos)
+    )
     return jax.tree.map(lambda total: mean_or_nan(total, jnp.sum(good)), totals)
 
 
@@ -289,7 +347,9 @@ def _take(state: PeersState, positions: np.ndarray) -> Node:
 
 
 def _of_peers(algorithm: Algorithm) -> Algorithm:
-    """The method as peers evaluate it: what a client would be sent, a peer has. Newcomers are given a state to start from."""
+    """The method as peers evaluate it: what a client would be sent, a peer has. Newcomers are given
+    a state to start from.
+    """
     draws = algorithm.draws
 
     def down(peer):
@@ -298,15 +358,20 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(
         evaluate=lambda key, _, peer, data: algorithm.evaluate(key, down(peer), peer.own, data),
         predict=lambda key, _, peer, x: algorithm.predict(key, down(peer), peer.own, x),
-        adapt=lambda key, server, data: Peer(server, algorithm.adapt(key, published(algorithm, server), data)),
-        draws=None if draws is None else lambda key, _, peer, data, number: draws(key, down(peer), peer.own, data, number),
+        adapt=lambda key, server, data: Peer(
+            server, algorithm.adapt(key, published(algorithm, server), data)
+        ),
+        draws=None
+        if draws is None
+        else lambda key, _, peer, data, number: draws(key, down(peer), peer.own, data, number),
     )
 
 
 def _need_linear(engine: Peers) -> None:
     """A ValueError for a method whose server's step is not linear in the sum of the uploads.
 
-    Seen at three points on a line through the uploads of two clients, cut to as many rows so that they weigh the same.
+    Seen at three points on a line through the uploads of two clients, cut to as many rows so that
+    they weigh the same.
     """
     algorithm, data = engine.algorithm, engine.data
     if data.clients < 2:
@@ -320,22 +385,37 @@ def _need_linear(engine: Peers) -> None:
 
         def upload(place):
             shard = Shard(storage.rows, storage.start[place], jnp.int32(rows), storage.capacity)
-            node = first_node(algorithm, engine.channel, engine.root, engine.ids[place], down, shard)
-            payload, *_ = node_round(algorithm, engine.channel, engine.root, 0, engine.ids[place], down, node, shard)
+            node = first_node(
+                algorithm, engine.channel, engine.root, engine.ids[place], down, shard
+            )
+            payload, *_ = node_round(
+                algorithm, engine.channel, engine.root, 0, engine.ids[place], down, node, shard
+            )
             return engine.channel.decode(payload)
 
         def stepped(at):
             total = jax.tree.map(lambda a, b: number * (a + at * (b - a)), upload(0), upload(1))
-            new, _ = algorithm.server(key_for(engine.root, Stream.SERVER, 0), server, Aggregate(total, total, number, number))
+            new, _ = algorithm.server(
+                key_for(engine.root, Stream.SERVER, 0),
+                server,
+                Aggregate(total, total, number, number),
+            )
             return new
 
         return stepped(-_REACH), stepped(0.0), stepped(_REACH)
 
-    low, middle, high = ends(algorithm.init(key_for(engine.root, Stream.INIT, 0), data.spec), engine.storage)
+    low, middle, high = ends(
+        algorithm.init(key_for(engine.root, Stream.INIT, 0), data.spec), engine.storage
+    )
     for (path, a), b, c in zip(
-        jax.tree_util.tree_leaves_with_path(low), jax.tree.leaves(middle), jax.tree.leaves(high), strict=True
+        jax.tree_util.tree_leaves_with_path(low),
+        jax.tree.leaves(middle),
+        jax.tree.leaves(high),
+        strict=True,
     ):
-        if jnp.issubdtype(a.dtype, jnp.floating) and bool(jnp.any(jnp.abs(b - (a + c) / 2) > 1e-3 * _length(a, b, c))):
+        if jnp.issubdtype(a.dtype, jnp.floating) and bool(
+            jnp.any(jnp.abs(b - (a + c) / 2) > 1e-3 * _length(a, b, c))
+        ):
             raise ValueError(
                 f"{algorithm.name} cannot run between peers: its server's step is not linear in the sum of the uploads "
                 f"({jax.tree_util.keystr(path)}), so that mixing with neighbours would not follow it; give the server a linear "

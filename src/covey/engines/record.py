@@ -63,7 +63,9 @@ class Sizes(NamedTuple):
 
 
 def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
-    """One line of the metrics; rounds are counted from 1. Raises `Diverged` where nothing usable came back."""
+    """One line of the metrics; rounds are counted from 1. Raises `Diverged` where nothing usable
+    came back.
+    """
     number = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
     if number["diverged"] and not number["clients"]:
         raise Diverged(
@@ -84,12 +86,18 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
     if number["diverged"]:
         line["diverged_id"] = number["diverged_id"]
     for info in (record.client, record.server):
-        line |= {name: float(np.asarray(value)) for name, value in zip(info._fields, info, strict=True)}
+        line |= {
+            name: float(np.asarray(value)) for name, value in zip(info._fields, info, strict=True)
+        }
     return line
 
 
-def as_lines(first: int, number: int, records: Record, sizes: Sizes, before: Sequence[Line] = ()) -> list[Line]:
-    """Lines of stacked records of the rounds after round `first`; `before` are earlier lines, for `Diverged` to keep."""
+def as_lines(
+    first: int, number: int, records: Record, sizes: Sizes, before: Sequence[Line] = ()
+) -> list[Line]:
+    """Lines of stacked records of the rounds after round `first`; `before` are earlier lines, for
+    `Diverged` to keep.
+    """
     lines: list[Line] = []
     for place in range(number):
         one = jax.tree.map(lambda leaf, at=place: leaf[at], records)

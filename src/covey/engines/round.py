@@ -1,6 +1,8 @@
-"""A round of many clients, as pure functions: chunks of clients add to a tally, the server closes it.
+"""A round of many clients, as pure functions: chunks of clients add to a tally, the server closes
+it.
 
-Both ways of driving a simulation (all rows on the device, or gathered by cohort) run these same functions.
+Both ways of driving a simulation (all rows on the device, or gathered by cohort) run these same
+functions.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ from covey.engines.record import Counts, Record, Sizes, mean_or_nan
 
 
 class Setup(NamedTuple):
-    """What does not change during a run: the method, its channel, who takes part, what goes wrong."""
+    """What does not change during a run: the method, its channel, who takes part, what goes
+    wrong.
+    """
 
     algorithm: Algorithm
     channel: Channel
@@ -32,7 +36,9 @@ class Setup(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Some clients of a cohort: position in the data, stable id, weight, and whether they run and are heard."""
+    """Some clients of a cohort: position in the data, stable id, weight, and whether they run and
+    are heard.
+    """
 
     index: Int[Array | np.ndarray, " slots"]
     id: Int[Array | np.ndarray, " slots"]
@@ -50,7 +56,9 @@ class Tally(NamedTuple):
 
 
 class Shapes(NamedTuple):
-    """Shapes that follow from the method and the data: of the server state, broadcast, node, upload, payload and infos."""
+    """Shapes that follow from the method and the data: of the server state, broadcast, node,
+    upload, payload and infos.
+    """
 
     server: State
     down: Message
@@ -62,7 +70,9 @@ class Shapes(NamedTuple):
 
 
 def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
-    """Found without computing anything. A client's state and upload must not depend on how many rows it has."""
+    """Found without computing anything. A client's state and upload must not depend on how many
+    rows it has.
+    """
 
     def trace(root):
         rows = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.rows)
@@ -72,7 +82,9 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         node = first_node(algorithm, channel, root, 0, down, data)
         payload, _, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
         up = channel.decode(payload)
-        _, server_info = algorithm.server(root, server, Aggregate(up, up, jnp.ones(()), jnp.ones(())))
+        _, server_info = algorithm.server(
+            root, server, Aggregate(up, up, jnp.ones(()), jnp.ones(()))
+        )
         return Shapes(server, down, node, up, payload, info, server_info)
 
     shapes = jax.eval_shape(trace, root)
@@ -109,7 +121,9 @@ def empty_tally(shapes: Shapes) -> Tally:
     return Tally(aggregate, info, jnp.int32(0), jnp.int32(-1))
 
 
-def call_up(setup: Setup, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]) -> tuple[Slots, Counts]:
+def call_up(
+    setup: Setup, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]
+) -> tuple[Slots, Counts]:
     """The cohort of round t, and what becomes of its messages."""
     cohort = setup.sampler.sample(key_for(root, Stream.COHORT, t), t)
     client_ids = ids[cohort.index]
@@ -146,7 +160,9 @@ def chunk_round(
     data: Shard,
     tally: Tally,
 ) -> tuple[Tally, Node, Bool[Array, " slots"]]:
-    """One round of the clients of a chunk. Returns the tally with theirs added, their nodes, and whose node is to be kept."""
+    """One round of the clients of a chunk. Returns the tally with theirs added, their nodes, and
+    whose node is to be kept.
+    """
     algorithm, channel = setup.algorithm, setup.channel
 
     count = jnp.where(slots.on, data.count, 0)
@@ -158,11 +174,15 @@ def chunk_round(
         return first_node(algorithm, channel, root, client_id, down, shard(start, count))
 
     def one(client_id, node, start, count):
-        payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, shard(start, count))
+        payload, node, info = node_round(
+            algorithm, channel, root, t, client_id, down, node, shard(start, count)
+        )
         sent = channel.decode(payload)
         return sent, node, info, tree.is_finite((sent, node))
 
-    if jax.tree.leaves(nodes):  # a branch outside of vmap: first nodes are made only in chunks that have a newcomer
+    if jax.tree.leaves(
+        nodes
+    ):  # a branch outside of vmap: first nodes are made only in chunks that have a newcomer
         nodes = jax.lax.cond(
             jnp.all(seen | ~jnp.asarray(slots.on)),
             lambda: nodes,
@@ -176,7 +196,9 @@ def chunk_round(
         weight=jnp.sum(jnp.where(good, slots.weight, 0.0)),
         count=jnp.sum(good, dtype=float),
     )
-    info = tree.weighted_sum(good.astype(float), jax.tree.map(lambda leaf: leaf.astype(float), infos))
+    info = tree.weighted_sum(
+        good.astype(float), jax.tree.map(lambda leaf: leaf.astype(float), infos)
+    )
     added = Tally(
         aggregate=jax.tree.map(jnp.add, tally.aggregate, part),
         info=jax.tree.map(jnp.add, tally.info, info),
@@ -187,9 +209,13 @@ def chunk_round(
 
 
 def each(one: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
-    """`one` for every client of a chunk. A single client is called plainly: large matrices are slower under vmap."""
+    """`one` for every client of a chunk. A single client is called plainly: large matrices are
+    slower under vmap.
+    """
     if jax.tree.leaves(arguments)[0].shape[0] == 1:
-        return jax.tree.map(lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], arguments)))
+        return jax.tree.map(
+            lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], arguments))
+        )
     return jax.vmap(one)(*arguments)
 
 
@@ -201,7 +227,11 @@ def close_round(
     key = key_for(root, Stream.SERVER, t)
     new, info = algorithm.server(key, server, tally.aggregate)
     heard = tally.aggregate.count > 0
-    counts = counts._replace(clients=counts.clients - tally.diverged, diverged=tally.diverged, diverged_id=tally.diverged_id)
+    counts = counts._replace(
+        clients=counts.clients - tally.diverged,
+        diverged=tally.diverged,
+        diverged_id=tally.diverged_id,
+    )
     client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
     server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
     return tree.where(heard, new, server), Record(counts, client_info, server_info)
@@ -222,15 +252,24 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
     """
     largest = np.sort(counts)[::-1][:slots:chunk]
     capacities = [bucket_size(int(rows)) for rows in largest]
-    edges = [place for place in range(len(capacities)) if not place or capacities[place] != capacities[place - 1]]
+    edges = [
+        place
+        for place in range(len(capacities))
+        if not place or capacities[place] != capacities[place - 1]
+    ]
     ends = [*edges[1:], len(capacities)]
-    return [Band(edge * chunk, end - edge, capacities[edge]) for edge, end in zip(edges, ends, strict=True)]
+    return [
+        Band(edge * chunk, end - edge, capacities[edge])
+        for edge, end in zip(edges, ends, strict=True)
+    ]
 
 
 def bucket_size(rows: int) -> int:
-    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own, and little room to spare.
+    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own,
+    and little room to spare.
 
-    One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much each.
+    One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much
+    each.
     """
     power = 16 if rows > 1 else 1
     while power < rows:

@@ -1,4 +1,6 @@
-"""Where the rows of a simulation lie: on the device, all at once, or on the host, gathered for the clients at hand."""
+"""Where the rows of a simulation lie: on the device, all at once, or on the host, gathered for the
+clients at hand.
+"""
 
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -16,7 +18,9 @@ Storage: TypeAlias = Literal["auto", "device", "host"]
 
 
 class View(NamedTuple):
-    """Rows that hold those of some clients, and where each client's begin and how many there are."""
+    """Rows that hold those of some clients, and where each client's begin and how many there
+    are.
+    """
 
     rows: PyTree
     starts: np.ndarray
@@ -24,7 +28,9 @@ class View(NamedTuple):
 
 
 class _Ranges:
-    """Where each client's rows begin and how many there are, by split; made once, as a million clients take milliseconds."""
+    """Where each client's rows begin and how many there are, by split; made once, as a million
+    clients take milliseconds.
+    """
 
     def __init__(self, data: FederatedData):
         self.data = data
@@ -47,20 +53,25 @@ class DeviceRows(_Ranges):
     def view(self, positions: np.ndarray, split: Split) -> View:
         """Rows of one split of the clients at `positions`."""
         starts, counts = self.ranges(split)
-        return View(self.rows, starts[positions].astype(np.int32), counts[positions].astype(np.int32))
+        return View(
+            self.rows, starts[positions].astype(np.int32), counts[positions].astype(np.int32)
+        )
 
 
 class HostRows(_Ranges):
     """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied."""
 
     def view(self, positions: np.ndarray, split: Split) -> View:
-        """Rows of one split of the clients at `positions`, one client after the other, padded to one of few lengths."""
+        """Rows of one split of the clients at `positions`, one client after the other, padded to
+        one of few lengths.
+        """
         all_starts, all_counts = self.ranges(split)
         counts = all_counts[positions]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
         starts = ends - counts
-        # Row r of the copy belongs to the client whose range holds r; it came from that client's start in the storage.
+        # Row r of the copy belongs to the client whose range holds r; it came from that client's
+        # start in the storage.
         index = np.repeat(all_starts[positions] - starts, counts) + np.arange(total)
         index = np.concatenate([index, np.zeros(bucket_size(max(total, 1)) - total, index.dtype)])
         rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), self.data.rows)
@@ -68,15 +79,23 @@ class HostRows(_Ranges):
 
 
 def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
-    """Storage as asked for. "auto": on the device, unless the rows take more than `DEVICE_LIMIT` bytes or are a memory map."""
+    """Storage as asked for. "auto": on the device, unless the rows take more than `DEVICE_LIMIT`
+    bytes or are a memory map.
+    """
     leaves = jax.tree.leaves(data.rows)
     if storage not in ("auto", "device", "host"):
         raise ValueError(f"storage must be 'auto', 'device' or 'host', got {storage!r}")
     if storage == "auto":
         small = sum(leaf.nbytes for leaf in leaves) <= DEVICE_LIMIT
-        return "device" if small and not any(isinstance(leaf, np.memmap) for leaf in leaves) else "host"
+        return (
+            "device"
+            if small and not any(isinstance(leaf, np.memmap) for leaf in leaves)
+            else "host"
+        )
     if storage == "device" and len(leaves[0]) >= 2**31:
-        raise ValueError(f"{len(leaves[0])} rows are more than an index on the device can count; use storage='host'")
+        raise ValueError(
+            f"{len(leaves[0])} rows are more than an index on the device can count; use storage='host'"
+        )
     return storage
 
 
@@ -88,7 +107,9 @@ def rows_of(data: FederatedData, storage: Storage = "auto") -> DeviceRows | Host
 def need_rows(data: FederatedData, split: Split) -> None:
     """An error where no client has rows of the split."""
     if not data.counts(split).any():
-        raise ValueError(f"the data have no {split} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)")
+        raise ValueError(
+            f"the data have no {split} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)"
+        )
 
 
 def shard_of(view: View, capacity: int) -> Shard:

@@ -1,8 +1,9 @@
 """The simulation engine: many clients at once, whole rounds inside one jit.
 
-The clients of a cohort are sorted by their rows and cut into chunks; a chunk is vectorised, and its batch loops run to the
-longest client of the chunk. With the rows on the device, many rounds run in one compiled loop. Otherwise the rows of each
-cohort are gathered on the host, and chunks pass through the same function one dispatch each.
+The clients of a cohort are sorted by their rows and cut into chunks; a chunk is vectorised, and its
+batch loops run to the longest client of the chunk. With the rows on the device, many rounds run in
+one compiled loop. Otherwise the rows of each cohort are gathered on the host, and chunks pass
+through the same function one dispatch each.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
 
 
 class EngineState(NamedTuple):
-    """Where a run stands: a value with rows on the device; with rows on the host the nodes belong to the engine and move on."""
+    """Where a run stands: a value with rows on the device; with rows on the host the nodes belong
+    to the engine and move on.
+    """
 
     round: int
     server: State
@@ -51,7 +54,8 @@ class Simulation:
 
     chunk: clients that run side by side; "auto" chooses by the size of rows and upload.
     storage: where rows lie, "device", "host", or "auto".
-    node_directory: keep client states memory-mapped there (with rows on the host); None keeps them in memory.
+    node_directory: keep client states memory-mapped there (with rows on the host); None keeps them
+        in memory.
     """
 
     def __init__(
@@ -84,7 +88,9 @@ class Simulation:
         self.evaluation = Evaluator(algorithm, self.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
             if node_directory is not None:
-                raise ValueError("client states are kept on disk only with rows on the host: pass storage='host' too")
+                raise ValueError(
+                    "client states are kept on disk only with rows on the host: pass storage='host' too"
+                )
             self.driver = _Resident(self)
         else:
             self.driver = _Streamed(self, node_directory)
@@ -108,15 +114,25 @@ class Simulation:
         """What clients would evaluate and predict with now."""
         return published(self.setup.algorithm, state.server)
 
-    def evaluate(self, state: EngineState, split: Split = "validation", data: FederatedData | None = None) -> dict[str, Metric]:
-        """Metrics of every client on one split of its rows, stacked by client. Other data are of clients never seen."""
+    def evaluate(
+        self, state: EngineState, split: Split = "validation", data: FederatedData | None = None
+    ) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked by client. Other data are of
+        clients never seen.
+        """
         rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, split)
+        return self.evaluation.evaluate(
+            rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, split
+        )
 
-    def predict(self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None) -> PyTree:
+    def predict(
+        self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None
+    ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         rows = self.rows if data is None else rows_of(data)
-        return self.evaluation.predict(rows, state.round, self.broadcast(state), self._node(state, client, data), client, x)
+        return self.evaluation.predict(
+            rows, state.round, self.broadcast(state), self._node(state, client, data), client, x
+        )
 
     def draws(
         self,
@@ -126,12 +142,16 @@ class Simulation:
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
     ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each chain has its own."""
+        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each
+        chain has its own.
+        """
         rows, seen = self._known(state, data)
         take, down = partial(self.driver.take, state), self.broadcast(state)
         return self.evaluation.draws(rows, state.round, down, take, seen, clients, number, chains)
 
-    def _known(self, state: EngineState, data: FederatedData | None) -> tuple[DeviceRows | HostRows, np.ndarray]:
+    def _known(
+        self, state: EngineState, data: FederatedData | None
+    ) -> tuple[DeviceRows | HostRows, np.ndarray]:
         """The rows at hand, and who has taken part; in other data, nobody."""
         if data is None:
             return self.rows, np.asarray(state.seen)
@@ -144,7 +164,9 @@ class Simulation:
 
     def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
-        return Snapshot(np.int64(state.round), state.server, self.driver.snapshot(state), np.asarray(state.seen))
+        return Snapshot(
+            np.int64(state.round), state.server, self.driver.snapshot(state), np.asarray(state.seen)
+        )
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
@@ -186,12 +208,21 @@ class _Resident:
 
     def start(self, server: State) -> EngineState:
         clients = self.engine.data.clients
-        nodes = jax.tree.map(lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.engine.shapes.node)
+        nodes = jax.tree.map(
+            lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.engine.shapes.node
+        )
         return EngineState(0, server, nodes, jnp.zeros(clients, bool))
 
     def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
         server, nodes, seen, record = self.compiled(
-            self.engine.root, state.round, number, state.server, state.nodes, state.seen, self.storage, self.engine.ids
+            self.engine.root,
+            state.round,
+            number,
+            state.server,
+            state.nodes,
+            state.seen,
+            self.storage,
+            self.engine.ids,
         )
         return EngineState(state.round + number, server, nodes, seen), record
 
@@ -213,10 +244,19 @@ class _Resident:
     def _block(self, root, first, number, server, nodes, seen, storage, ids):
         def body(place, carry):
             server, nodes, seen, records = carry
-            server, nodes, seen, record = self._round(root, first + place, server, nodes, seen, storage, ids)
-            return server, nodes, seen, jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record)
+            server, nodes, seen, record = self._round(
+                root, first + place, server, nodes, seen, storage, ids
+            )
+            return (
+                server,
+                nodes,
+                seen,
+                jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record),
+            )
 
-        _, _, _, record = jax.eval_shape(self._round, root, first, server, nodes, seen, storage, ids)
+        _, _, _, record = jax.eval_shape(
+            self._round, root, first, server, nodes, seen, storage, ids
+        )
         records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
         return jax.lax.fori_loop(0, number, body, (server, nodes, seen, records))
 
@@ -229,20 +269,35 @@ class _Resident:
 
         def run_chunk(carry, slots, capacity):
             tally, nodes, seen = carry
-            mine = Shard(storage.rows, storage.start[slots.index], storage.count[slots.index], capacity)
+            mine = Shard(
+                storage.rows, storage.start[slots.index], storage.count[slots.index], capacity
+            )
             old, known = tree.take(nodes, slots.index), seen[slots.index]
-            tally, new, good = rounds.chunk_round(setup, root, t, down, slots, old, known, mine, tally)
-            return tally, tree.put(nodes, slots.index, new, good), tree.put(seen, slots.index, jnp.ones_like(good), good)
+            tally, new, good = rounds.chunk_round(
+                setup, root, t, down, slots, old, known, mine, tally
+            )
+            return (
+                tally,
+                tree.put(nodes, slots.index, new, good),
+                tree.put(seen, slots.index, jnp.ones_like(good), good),
+            )
 
         def run_if_any(carry, slots, capacity):
             return jax.lax.cond(
-                jnp.any(slots.on), partial(run_chunk, capacity=capacity), lambda carry, _: carry, carry, slots
+                jnp.any(slots.on),
+                partial(run_chunk, capacity=capacity),
+                lambda carry, _: carry,
+                carry,
+                slots,
             ), None
 
         carry = (tally, nodes, seen)
         for band in self.bands:
             part = jax.tree.map(
-                lambda leaf, band=band: leaf[band.first : band.first + band.chunks * chunk].reshape(band.chunks, chunk), slots
+                lambda leaf, band=band: leaf[band.first : band.first + band.chunks * chunk].reshape(
+                    band.chunks, chunk
+                ),
+                slots,
             )
             carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
         tally, nodes, seen = carry
@@ -250,7 +305,9 @@ class _Resident:
         return server, nodes, seen, record
 
 
-def _sorted(slots: rounds.Slots, counts: jax.Array, bands: list[rounds.Band], chunk: int) -> rounds.Slots:
+def _sorted(
+    slots: rounds.Slots, counts: jax.Array, bands: list[rounds.Band], chunk: int
+) -> rounds.Slots:
     """Clients that run, largest first, then empty slots up to whole chunks."""
     work = jnp.where(slots.on, counts[slots.index] + 1, 0)
     order = jnp.argsort(-work)
@@ -260,12 +317,18 @@ def _sorted(slots: rounds.Slots, counts: jax.Array, bands: list[rounds.Band], ch
 
 
 class _Streamed:
-    """Rows and nodes on the host; the rows of a cohort are gathered, its chunks dispatched one by one."""
+    """Rows and nodes on the host; the rows of a cohort are gathered, its chunks dispatched one by
+    one.
+    """
 
     def __init__(self, engine: Simulation, node_directory: Path | None):
         self.engine = engine
         like, clients = engine.shapes.node, engine.data.clients
-        self.store = MemoryNodes(like, clients) if node_directory is None else DiskNodes(like, clients, node_directory)
+        self.store = (
+            MemoryNodes(like, clients)
+            if node_directory is None
+            else DiskNodes(like, clients, node_directory)
+        )
         self.call_up = jax.jit(partial(rounds.call_up, engine.setup))
         self.chunk_round = jax.jit(self._chunk_round, static_argnames="capacity")
         self.close_round = jax.jit(partial(rounds.close_round, engine.setup))
@@ -289,7 +352,9 @@ class _Streamed:
         down = self.broadcast(server)
         slots, counts = self.call_up(root, t, engine.ids)
         slots = _running(jax.device_get(slots), engine.rows.ranges("train")[1])
-        slots, view = _padded(slots, engine.rows.view(np.asarray(slots.index), "train"), engine.chunk)
+        slots, view = _padded(
+            slots, engine.rows.view(np.asarray(slots.index), "train"), engine.chunk
+        )
         tally = self.empty
         for at in range(0, len(slots.index), engine.chunk):
             here = slice(at, at + engine.chunk)
@@ -300,16 +365,21 @@ class _Streamed:
                 root, t, down, some, old, seen[where], view.rows, view.starts[here], view.counts[here], tally,
                 capacity=rounds.bucket_size(int(view.counts[at])),
             )  # fmt: skip
-            # Only stateful clients need the answer now; without state the chunks queue up behind one another.
+            # Only stateful clients need the answer now; without state the chunks queue up behind
+            # one another.
             if self.stateful:
                 kept = np.asarray(good)
-                self.store.put(where[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes))
+                self.store.put(
+                    where[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes)
+                )
                 seen[where[kept]] = True
             else:
                 seen[where[some.on]] = True
         return self.close_round(root, t, server, tally, counts)
 
-    def _chunk_round(self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity):
+    def _chunk_round(
+        self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity
+    ):
         data = Shard(rows, starts, counts, capacity)
         return rounds.chunk_round(self.engine.setup, root, t, down, slots, nodes, seen, data, tally)
 

@@ -1,8 +1,10 @@
-"""One client as it would be deployed: it owns its rows and its node, and knows nothing but the messages it gets.
+"""One client as it would be deployed: it owns its rows and its node, and knows nothing but the
+messages it gets.
 
-The acknowledgement rule keeps a site and the server in step when messages are lost. A site holds the last node that the
-server is known to have heard of, and a pending one with its round. A broadcast names the last round in which the server
-accepted an upload of this site: if that is the pending round, the pending node becomes the node; otherwise it is dropped.
+The acknowledgement rule keeps a site and the server in step when messages are lost. A site holds
+the last node that the server is known to have heard of, and a pending one with its round. A
+broadcast names the last round in which the server accepted an upload of this site: if that is the
+pending round, the pending node becomes the node; otherwise it is dropped.
 """
 
 import struct
@@ -27,7 +29,9 @@ _HEADER = struct.Struct("<qqq")
 
 
 class Header(NamedTuple):
-    """Before every message: whom it is to or from, its round, and (downwards) the last round accepted from this site."""
+    """Before every message: whom it is to or from, its round, and (downwards) the last round
+    accepted from this site.
+    """
 
     client_id: int
     round: int
@@ -35,7 +39,9 @@ class Header(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are finite."""
+    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are
+    finite.
+    """
 
     payload: PyTree
     info: Info
@@ -43,7 +49,9 @@ class Answer(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A node whose upload the server is not yet known to have accepted, with that upload in case it is asked for again."""
+    """A node whose upload the server is not yet known to have accepted, with that upload in case it
+    is asked for again.
+    """
 
     round: int
     node: Node
@@ -72,7 +80,9 @@ def open_body(message: bytes, like: PyTree) -> PyTree:
 
 
 class Programs:
-    """The compiled functions of a method. Sites of one process share them; a deployed site has its own."""
+    """The compiled functions of a method. Sites of one process share them; a deployed site has its
+    own.
+    """
 
     def __init__(self, algorithm: Algorithm, channel: Channel, root: Key[Array, ""]):
         self.algorithm = algorithm
@@ -88,13 +98,19 @@ class Programs:
 class Site:
     """One client. `like` gives the shapes of the broadcasts it may be sent.
 
-    secret: where the random numbers of its uploads come from: minibatches, noise, rounding. A deployed site makes one of its own
-        (`core.keys.secret_key`) and tells nobody: privacy rests on it. None takes the run's root, which the server knows; then a
-        run can be repeated, and is simulated.
+    secret: where the random numbers of its uploads come from: minibatches, noise, rounding. A
+        deployed site makes one of its own (`core.keys.secret_key`) and tells nobody: privacy rests
+        on it. None takes the run's root, which the server knows; then a run can be repeated, and is
+        simulated.
     """
 
     def __init__(
-        self, programs: Programs, client_id: int, data: dict[str, Shard], like: Message, secret: Key[Array, ""] | None = None
+        self,
+        programs: Programs,
+        client_id: int,
+        data: dict[str, Shard],
+        like: Message,
+        secret: Key[Array, ""] | None = None,
     ):
         self.programs, self.client_id, self.data, self.like = programs, client_id, data, like
         self._root = programs.root if secret is None else secret
@@ -105,7 +121,9 @@ class Site:
         """Answer a broadcast. A repeated one gets the same answer again, an outdated one none."""
         header = open_header(message)
         if header.client_id != self.client_id:
-            raise wire.WireError(f"client {self.client_id} got a message for client {header.client_id}")
+            raise wire.WireError(
+                f"client {self.client_id} got a message for client {header.client_id}"
+            )
         if self.pending is not None and header.round <= self.pending.round:
             return self.pending.message if header.round == self.pending.round else None
         down = open_body(message, self.like)
@@ -133,14 +151,18 @@ class Site:
         """Posterior draws, on the leading axis."""
         if self.programs.draws is None:
             raise ValueError(no_draws(self.programs.algorithm))
-        key = jax.random.fold_in(key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain)
+        key = jax.random.fold_in(
+            key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain
+        )
         return self.programs.draws(key, down, self.state(t, down), self.data["train"], number)
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, or one adapted from the broadcast."""
         if self.node is not None and not self.programs.algorithm.personalise_at_evaluation:
             return self.node.state
-        return self.programs.adapt(key_for(self.programs.root, Stream.ADAPT, t, self.client_id), down, self.data["train"])
+        return self.programs.adapt(
+            key_for(self.programs.root, Stream.ADAPT, t, self.client_id), down, self.data["train"]
+        )
 
     def _run(self, t: int, down: Message) -> bytes:
         programs, data = self.programs, self.data["train"]
@@ -154,7 +176,9 @@ class Site:
 
 
 def padded(data: Shard, capacity: int) -> Shard:
-    """A site's rows in a buffer of few possible lengths, so that sites can share compiled programs."""
+    """A site's rows in a buffer of few possible lengths, so that sites can share compiled
+    programs.
+    """
 
     def pad(leaf):
         leaf = np.asarray(leaf)

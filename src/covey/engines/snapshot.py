@@ -10,7 +10,9 @@ from covey.core.algorithm import State
 
 
 class Snapshot(NamedTuple):
-    """Round, server state, what the clients keep, and which of them have taken part. Leaves are arrays, or their shapes."""
+    """Round, server state, what the clients keep, and which of them have taken part. Leaves are
+    arrays, or their shapes.
+    """
 
     round: Any
     server: State

@@ -1,10 +1,19 @@
-"""What to make of a fit: traces and summaries, standard errors, calibration, coverage, rows unlike the rest; and where to start.
+"""What to make of a fit: traces and summaries, standard errors, calibration, coverage, rows unlike
+the rest; and where to start.
 
-`Run.posterior` and `Run.evaluate(...)` lead here; these functions also take draws and predictions of any other origin.
+`Run.posterior` and `Run.evaluate(...)` lead here; these functions also take draws and predictions
+of any other origin.
 """
 
 from covey.inference.calibration import CalibrationErrors, calibration_errors, reliability
-from covey.inference.coverage import RankCheck, interval_coverage, mixture_interval, predictive_interval, rank_check, ranks
+from covey.inference.coverage import (
+    RankCheck,
+    interval_coverage,
+    mixture_interval,
+    predictive_interval,
+    rank_check,
+    ranks,
+)
 from covey.inference.information import observed_information, shared_effects
 from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score

@@ -1,4 +1,6 @@
-"""The posterior of a run's clients: draws, the trace that ArviZ works on, and a summary with credible intervals."""
+"""The posterior of a run's clients: draws, the trace that ArviZ works on, and a summary with
+credible intervals.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
@@ -32,14 +34,19 @@ class Posterior(NamedTuple):
     attributes: dict[str, str | int]
     axes: Mapping[str, Axis]
 
-    def draws(self, client: Client, number: int, *, chain: int = 0, data: FederatedData | None = None) -> PyTree:
-        """`number` draws for a client (its name or id), on the leading axis; with other data, for a client never seen.
+    def draws(
+        self, client: Client, number: int, *, chain: int = 0, data: FederatedData | None = None
+    ) -> PyTree:
+        """`number` draws for a client (its name or id), on the leading axis; with other data, for a
+        client never seen.
 
         Every `chain` has draws of its own; the same chain asked again gives the same.
         """
         _check_number(number, "number")
         position = self.data.replaced_by(data).position_of(client)
-        return jax.tree.map(lambda leaf: leaf[0, 0], self.draw(np.array([position]), number, data, (chain,)))
+        return jax.tree.map(
+            lambda leaf: leaf[0, 0], self.draw(np.array([position]), number, data, (chain,))
+        )
 
     def trace(
         self,
@@ -49,7 +56,8 @@ class Posterior(NamedTuple):
         chains: int = 4,
         data: FederatedData | None = None,
     ) -> "xarray.DataTree":
-        """Draws as ArviZ's functions and plots take them: a group `posterior` with the dimensions chain and draw.
+        """Draws as ArviZ's functions and plots take them: a group `posterior` with the dimensions
+        chain and draw.
 
         clients: one by name or id; several, which become the dimension `client`; None for all.
         draws: of each chain.
@@ -60,7 +68,9 @@ class Posterior(NamedTuple):
         here = self.data.replaced_by(data)
         alone = isinstance(clients, Client)
         wanted = (clients,) if alone else range(here.clients) if clients is None else clients
-        positions = np.array([at if clients is None else here.position_of(at) for at in wanted], int)
+        positions = np.array(
+            [at if clients is None else here.position_of(at) for at in wanted], int
+        )
         if not len(positions):
             raise ValueError("no clients were named; leave clients= out for all of them")
         drawn = self.draw(positions, draws, data, tuple(range(chains)))
@@ -79,19 +89,25 @@ class Posterior(NamedTuple):
         chains: int = 4,
         data: FederatedData | None = None,
     ) -> pd.DataFrame:
-        """Mean, standard deviation, equal-tailed credible interval and diagnostics of each client's parameters.
+        """Mean, standard deviation, equal-tailed credible interval and diagnostics of each client's
+        parameters.
 
-        A line a parameter, or a client and parameter where not a single client is asked for. Warns where chains disagree or are
-        worth few independent draws. The other arguments are those of `trace`.
+        A line a parameter, or a client and parameter where not a single client is asked for. Warns
+        where chains disagree or are worth few independent draws. The other arguments are those of
+        `trace`.
         """
         check_probability(probability)
         from covey.inference.trace import summarise
 
-        return summarise(self.trace(clients, draws=draws, chains=chains, data=data), probability=probability)
+        return summarise(
+            self.trace(clients, draws=draws, chains=chains, data=data), probability=probability
+        )
 
 
 def labels(name: str, axes: Sequence[Iterable[object]]) -> list[str]:
-    """What the numbers of an array are called, given what lies along its axes: `slopes[age]`, `slopes[dose]`, ..."""
+    """What the numbers of an array are called, given what lies along its axes: `slopes[age]`,
+    `slopes[dose]`, ...
+    """
     return [name + (f"[{', '.join(map(str, place))}]" if place else "") for place in product(*axes)]
 
 

@@ -1,4 +1,6 @@
-"""The posterior of what all clients share, from draws that a run has collected: for ArviZ, summarised, and to predict with."""
+"""The posterior of what all clients share, from draws that a run has collected: for ArviZ,
+summarised, and to predict with.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,20 +38,27 @@ class SharedPosterior(NamedTuple):
     axes: Mapping[str, Axis]
 
     def draws(self, *, skip: int = 0, every: int = 1) -> PyTree:
-        """Draws as (chains, draws, ...), without the first `skip` and then each `every`-th, as the model names them."""
+        """Draws as (chains, draws, ...), without the first `skip` and then each `every`-th, as the
+        model names them.
+        """
         some = self._some(skip, every)
         described = jax.jit(jax.vmap(jax.vmap(self.chains.describe)))(some)
         return jax.tree.map(lambda leaf: np.moveaxis(np.asarray(leaf), 0, 1), described)
 
     def trace(self, *, skip: int = 0, every: int = 1) -> "xarray.DataTree":
-        """Draws as ArviZ's functions and plots take them: a group `posterior` with the dimensions chain and draw."""
+        """Draws as ArviZ's functions and plots take them: a group `posterior` with the dimensions
+        chain and draw.
+        """
         drawn = self.draws(skip=skip, every=every)
         from covey.inference.trace import as_tree  # ArviZ takes seconds to import
 
-        return as_tree(jax.tree.map(lambda leaf: leaf[None], drawn), None, self.attributes, self.axes)
+        return as_tree(
+            jax.tree.map(lambda leaf: leaf[None], drawn), None, self.attributes, self.axes
+        )
 
     def summary(self, *, probability: float = 0.9, skip: int = 0, every: int = 1) -> pd.DataFrame:
-        """Mean, standard deviation, equal-tailed interval, R-hat, effective draws and Monte Carlo error: a line a number.
+        """Mean, standard deviation, equal-tailed interval, R-hat, effective draws and Monte Carlo
+        error: a line a number.
 
         Warns where chains disagree or are worth few independent draws.
         """
@@ -59,19 +68,25 @@ class SharedPosterior(NamedTuple):
         return summarise(self.trace(skip=skip, every=every), probability=probability)
 
     def predict(self, x: PyTree, *, skip: int = 0, every: int = 1) -> Predictive:
-        """What all draws together predict for the rows x: labels by their mean probability, numbers by mean and variance."""
+        """What all draws together predict for the rows x: labels by their mean probability, numbers
+        by mean and variance.
+        """
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self._some(skip, every))
         rows = jax.tree.map(jnp.asarray, x)
         size = min(_TOGETHER, len(jax.tree.leaves(flat)[0]))
 
         def together(draws, rows):
-            return average_of(jax.lax.map(lambda one: self.chains.predictive(one, rows), draws, batch_size=size))
+            return average_of(
+                jax.lax.map(lambda one: self.chains.predictive(one, rows), draws, batch_size=size)
+            )
 
         return jax.jit(together)(flat, rows)
 
     def _some(self, skip: int, every: int) -> PyTree:
         if skip < 0 or every < 1:
-            raise ValueError(f"posterior: skip must be at least 0 and every at least 1, got {skip=} and {every=}")
+            raise ValueError(
+                f"posterior: skip must be at least 0 and every at least 1, got {skip=} and {every=}"
+            )
         collected = self.collected()
         number = len(jax.tree.leaves(collected)[0])
         if skip >= number:

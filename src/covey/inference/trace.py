@@ -1,6 +1,7 @@
 """Draws as ArviZ's trees, as netCDF, and their summary.
 
-Importing this module imports ArviZ (`arviz_base`, `arviz_stats`), which takes seconds: `posterior` does so when first asked.
+Importing this module imports ArviZ (`arviz_base`, `arviz_stats`), which takes seconds: `posterior`
+does so when first asked.
 """
 
 import warnings
@@ -25,14 +26,22 @@ _COLUMNS = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean"]
 
 
 def as_tree(
-    draws: PyTree, clients: Sequence[str] | None, attributes: Mapping[str, str | int], axes: Mapping[str, Axis]
+    draws: PyTree,
+    clients: Sequence[str] | None,
+    attributes: Mapping[str, str | int],
+    axes: Mapping[str, Axis],
 ) -> xarray.DataTree:
-    """Draws as (clients, chains, draws, ...) in ArviZ's order, (chain, draw, client, ...). Without names there is one client.
+    """Draws as (clients, chains, draws, ...) in ArviZ's order, (chain, draw, client, ...). Without
+    names there is one client.
 
-    The leaves of nested draws are named by their path; a bare array is called `parameters`. `axes` become coordinates.
+    The leaves of nested draws are named by their path; a bare array is called `parameters`. `axes`
+    become coordinates.
     """
     leaves = jax.tree_util.tree_leaves_with_path(draws)
-    named = {jax.tree_util.keystr(path, simple=True, separator=".") or "parameters": np.asarray(leaf) for path, leaf in leaves}
+    named = {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "parameters": np.asarray(leaf)
+        for path, leaf in leaves
+    }
     known = {name: axis for name, axis in axes.items() if name in named}
     dimensions = {name: [known[name].dimension] if name in known else [] for name in named}
     coordinates = {axis.dimension: list(axis.labels) for axis in known.values()}
@@ -53,17 +62,23 @@ def as_tree(
 
 
 def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFrame:
-    """A line a parameter (a client and parameter, if the tree has clients), with a warning where the draws are too poor.
+    """A line a parameter (a client and parameter, if the tree has clients), with a warning where
+    the draws are too poor.
 
-    Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9, then ess_bulk, ess_tail,
-    r_hat and mcse_mean (Vehtari, Gelman, Simpson, Carpenter and Bürkner 2021).
+    Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9,
+    then ess_bulk, ess_tail, r_hat and mcse_mean (Vehtari, Gelman, Simpson, Carpenter and Bürkner
+    2021).
     """
     check_probability(probability)
     if tree["posterior"].sizes["draw"] < _FEWEST_DRAWS:
-        raise ValueError(f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got {tree['posterior'].sizes['draw']}")
+        raise ValueError(
+            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got {tree['posterior'].sizes['draw']}"
+        )
     exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
     with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
-        found = summary(tree, kind="all", fmt="xarray", ci_prob=probability, ci_kind="eti", round_to=exact)
+        found = summary(
+            tree, kind="all", fmt="xarray", ci_prob=probability, ci_kind="eti", round_to=exact
+        )
     interval = [f"{side}_{100 * probability:g}" for side in ("lower", "upper")]
     found = found.assign_coords(summary=["mean", "sd", *interval, *_COLUMNS, "mcse_sd"])
     table = pd.concat([_lines(found[name]) for name in found.data_vars]).drop(columns="mcse_sd")
@@ -77,33 +92,46 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
 def netcdf(tree: xarray.DataTree) -> bytes:
     """The draws as a netCDF file.
 
-    It is netCDF 3, which needs no further library and has no groups: the file holds the group `posterior`, and
-    `arviz_base.convert_to_datatree(xarray.load_dataset(path))` makes the tree of it again.
+    It is netCDF 3, which needs no further library and has no groups: the file holds the group
+    `posterior`, and `arviz_base.convert_to_datatree(xarray.load_dataset(path))` makes the tree of
+    it again.
     """
     posterior = tree["posterior"].to_dataset()
-    posterior.attrs = {name: str(value) for name, value in posterior.attrs.items()}  # a large seed is no netCDF 3 integer
+    posterior.attrs = {
+        name: str(value) for name, value in posterior.attrs.items()
+    }  # a large seed is no netCDF 3 integer
     return bytes(posterior.to_netcdf(engine="scipy"))
 
 
 def _lines(found: xarray.DataArray) -> pd.DataFrame:
-    """A line for each number of a variable: `slopes[age]`, or `slopes[0]` without labels; by client where there are clients."""
+    """A line for each number of a variable: `slopes[age]`, or `slopes[0]` without labels; by client
+    where there are clients.
+    """
     inner = [dim for dim in found.dims if dim not in ("summary", "client")]
     clients = [dim for dim in found.dims if dim == "client"]
     numbers = found.transpose("summary", *clients, *inner)
     columns = numbers.values.reshape(numbers.sizes["summary"], -1)
     lines = labels(str(found.name), [numbers[dim].values for dim in inner])
     if clients:
-        index = pd.MultiIndex.from_product([found["client"].values.astype(str), lines], names=["client", "parameter"])
+        index = pd.MultiIndex.from_product(
+            [found["client"].values.astype(str), lines], names=["client", "parameter"]
+        )
     else:
         index = pd.Index(lines, name="parameter")
-    return pd.DataFrame(columns.T, index=index, columns=[str(name) for name in found["summary"].values])
+    return pd.DataFrame(
+        columns.T, index=index, columns=[str(name) for name in found["summary"].values]
+    )
 
 
 def _warn(table: pd.DataFrame) -> None:
-    """One line where chains disagree or are worth few draws. Numbers that never change have no R-hat and are no reason."""
+    """One line where chains disagree or are worth few draws. Numbers that never change have no
+    R-hat and are no reason.
+    """
     r_hat, spread = table["r_hat"].to_numpy(), table["sd"].to_numpy()
     effective = np.minimum(table["ess_bulk"].to_numpy(), table["ess_tail"].to_numpy())
-    poor = np.flatnonzero(~((r_hat <= HIGHEST_R_HAT) & (effective >= FEWEST_EFFECTIVE)) & (spread != 0))
+    poor = np.flatnonzero(
+        ~((r_hat <= HIGHEST_R_HAT) & (effective >= FEWEST_EFFECTIVE)) & (spread != 0)
+    )
     if poor.size:
         first = table.index[poor[0]]
         warnings.warn(

@@ -2,8 +2,8 @@
 
     W2^2 = |m_1 - m_2|^2 + tr(C_1 + C_2 - 2 (C_1^(1/2) C_2 C_1^(1/2))^(1/2))
 
-Of R independent draws it is taken with their mean and covariance. These are off by chance alone: even for draws of the target
-itself the distance is about sqrt(tr(C) / R), not zero.
+Of R independent draws it is taken with their mean and covariance. These are off by chance alone:
+even for draws of the target itself the distance is about sqrt(tr(C) / R), not zero.
 """
 
 import numpy as np

@@ -19,4 +19,15 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
 }
 """Samplers by name. The first line of a factory's docstring is its description."""
 
-__all__ = ["KERNELS", "Kernel", "hmc", "mala", "nuts", "ornstein_uhlenbeck", "psgld", "sghmc", "sgld", "ula"]
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "hmc",
+    "mala",
+    "nuts",
+    "ornstein_uhlenbeck",
+    "psgld",
+    "sghmc",
+    "sgld",
+    "ula",
+]

@@ -16,7 +16,9 @@ Gradient = Callable[[PyTree, Batch], tuple[Float[Array, ""], PyTree]]
 
 
 class Schedule(NamedTuple):
-    """How long a client works in a round: `epochs` passes over its rows, or `steps` minibatches where that is given."""
+    """How long a client works in a round: `epochs` passes over its rows, or `steps` minibatches
+    where that is given.
+    """
 
     batch_size: int | None
     epochs: int
@@ -24,7 +26,9 @@ class Schedule(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """On the way: where the steps have led so far, the optimiser's memory, and the sum of the batches' losses."""
+    """On the way: where the steps have led so far, the optimiser's memory, and the sum of the
+    batches' losses.
+    """
 
     parameters: PyTree
     memory: PyTree
@@ -81,7 +85,9 @@ def descend_steps(
     start: PyTree,
 ) -> Descent:
     """The same for a number of steps."""
-    path = walk(key, data, batch_size, 0, steps, one_step(gradient, optimizer), begin(optimizer, start))
+    path = walk(
+        key, data, batch_size, 0, steps, one_step(gradient, optimizer), begin(optimizer, start)
+    )
     return Descent(path.parameters, path.loss / jnp.maximum(steps, 1), steps)
 
 
@@ -90,7 +96,9 @@ def begin(optimizer: optax.GradientTransformation, start: PyTree) -> Trajectory:
     return Trajectory(start, optimizer.init(start), jnp.zeros(()))
 
 
-def one_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Callable[[Trajectory, Batch], Trajectory]:
+def one_step(
+    gradient: Gradient, optimizer: optax.GradientTransformation
+) -> Callable[[Trajectory, Batch], Trajectory]:
     """A step of the optimiser along the gradient of a batch."""
 
     def step(path, batch):
@@ -110,23 +118,33 @@ def walk(
     step: Callable[[Carry, Batch], Carry],
     carry: Carry,
 ) -> Carry:
-    """Carry a value through minibatches `first` to `last` - 1 of a client's endless row of passes, each shuffled anew.
+    """Carry a value through minibatches `first` to `last` - 1 of a client's endless row of passes,
+    each shuffled anew.
 
-    Which rows are in a minibatch depends on its number and the key alone, so that a walk in pieces is the walk as a whole.
+    Which rows are in a minibatch depends on its number and the key alone, so that a walk in pieces
+    is the walk as a whole.
     """
     size, passes = batches_of(data, batch_size)
     # Where a batch holds every row, their order changes nothing and the sort can be saved.
     order_matters = batch_size is not None and data.capacity > batch_size
 
     def one_pass(number, carry):
-        order = shuffled(jax.random.fold_in(key, number), data) if order_matters else jnp.arange(data.capacity)
+        order = (
+            shuffled(jax.random.fold_in(key, number), data)
+            if order_matters
+            else jnp.arange(data.capacity)
+        )
 
         def at_place(place, carry):
             index = place * size + jnp.arange(size)
-            return step(carry, Batch(data.take(order.at[index].get(mode="clip")), index < data.count))
+            return step(
+                carry, Batch(data.take(order.at[index].get(mode="clip")), index < data.count)
+            )
 
         before = number * passes
-        return jax.lax.fori_loop(jnp.maximum(first - before, 0), jnp.minimum(passes, last - before), at_place, carry)
+        return jax.lax.fori_loop(
+            jnp.maximum(first - before, 0), jnp.minimum(passes, last - before), at_place, carry
+        )
 
     each = jnp.maximum(passes, 1)
     return jax.lax.fori_loop(first // each, -(-last // each), one_pass, carry)
@@ -141,13 +159,17 @@ def walk_at_random(
     step: Callable[[Carry, Batch], Carry],
     carry: Carry,
 ) -> Carry:
-    """The same with rows that are drawn with replacement for each minibatch, independent of the others; None takes all rows."""
+    """The same with rows that are drawn with replacement for each minibatch, independent of the
+    others; None takes all rows.
+    """
     if batch_size is None:
         return walk(key, data, None, first, last, step, carry)
     size = batch_size  # also where that is more than the capacity: numbers must not depend on it
 
     def at_place(number, carry):
-        index = jax.random.randint(jax.random.fold_in(key, number), (size,), 0, jnp.maximum(data.count, 1))
+        index = jax.random.randint(
+            jax.random.fold_in(key, number), (size,), 0, jnp.maximum(data.count, 1)
+        )
         return step(carry, Batch(data.take(index), jnp.broadcast_to(data.count > 0, (size,))))
 
     return jax.lax.fori_loop(first, last, at_place, carry)

@@ -1,14 +1,15 @@
 """Hamiltonian kernels: z moves with a momentum, which is drawn anew at each transition.
 
-`sghmc` is stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, 2014): `steps` steps of a Langevin diffusion with
-friction, a minibatch each, nothing rejected. With c = e^(-friction step), a step is symmetric (Leimkuhler and Matthews, 2013),
+`sghmc` is stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, 2014): `steps` steps
+of a Langevin diffusion with friction, a minibatch each, nothing rejected. With c = e^(-friction
+step), a step is symmetric (Leimkuhler and Matthews, 2013),
 
     z <- z + step r / 2,   r <- c r + (1 + c) / 2 step grad log p(z | D_i) + sqrt(1 - c^2) xi,   z <- z + step r / 2
 
-so that with all rows the bias is O(step^2). The paper's Euler steps, with a momentum that is drawn anew, make the variance
-steps / (steps - 1) times too large however short they are. `hmc`, with paths of a fixed number of steps, and `nuts`, the
-No-U-Turn sampler, reject where a path does not keep its energy: they sample the posterior exactly and need all rows, slow
-beside the others.
+so that with all rows the bias is O(step^2). The paper's Euler steps, with a momentum that is drawn
+anew, make the variance steps / (steps - 1) times too large however short they are. `hmc`, with
+paths of a fixed number of steps, and `nuts`, the No-U-Turn sampler, reject where a path does not
+keep its energy: they sample the posterior exactly and need all rows, slow beside the others.
 """
 
 import jax
@@ -22,7 +23,9 @@ from covey.kernels.langevin import check_batch_size
 
 
 def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
-    """Stochastic gradient Hamiltonian Monte Carlo: `steps` steps with `friction` a transition, a minibatch each."""
+    """Stochastic gradient Hamiltonian Monte Carlo: `steps` steps with `friction` a transition, a
+    minibatch each.
+    """
     check_batch_size("sghmc", batch_size)
     if steps < 1:
         raise ValueError(f"sghmc: steps must be at least 1, got {steps}")
@@ -36,7 +39,9 @@ def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
             z, momentum = at
             choose, draw = jax.random.split(key)
             z = z + step_size / 2 * momentum
-            slope = jax.grad(posterior.log_density)(z, some_rows(choose, posterior.data, batch_size))
+            slope = jax.grad(posterior.log_density)(
+                z, some_rows(choose, posterior.data, batch_size)
+            )
             noise = jnp.sqrt(1 - keep**2) * jax.random.normal(draw, z.shape, z.dtype)
             momentum = keep * momentum + (1 + keep) / 2 * step_size * slope + noise
             return (z + step_size / 2 * momentum, momentum), None
@@ -56,7 +61,9 @@ def hmc(*, steps: int = 10) -> Kernel:
 
     def step(key, posterior, z, step_size):
         state = hybrid.init(z, posterior.log_density)
-        return move(key, state, posterior.log_density, step_size, jnp.ones_like(z), steps)[0].position
+        return move(key, state, posterior.log_density, step_size, jnp.ones_like(z), steps)[
+            0
+        ].position
 
     return memoryless(step)
 
@@ -69,6 +76,8 @@ def nuts(*, doublings: int = 8) -> Kernel:
 
     def step(key, posterior, z, step_size):
         state = no_u_turn.init(z, posterior.log_density)
-        return move(key, state, posterior.log_density, step_size, jnp.ones_like(z), doublings)[0].position
+        return move(key, state, posterior.log_density, step_size, jnp.ones_like(z), doublings)[
+            0
+        ].position
 
     return memoryless(step)

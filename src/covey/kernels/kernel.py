@@ -1,4 +1,6 @@
-"""What a local sampler is: a Markov kernel for a client's posterior, and a chain of its transitions."""
+"""What a local sampler is: a Markov kernel for a client's posterior, and a chain of its
+transitions.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -26,7 +28,9 @@ class Target(NamedTuple):
     data: Shard
 
     def log_density(self, z: PyTree, batch: Batch | None = None) -> Float[Array, ""]:
-        """The sum log p(z) + n / batch sum over the batch of log p(row | z): unbiased if the batch is a random one."""
+        """The sum log p(z) + n / batch sum over the batch of log p(row | z): unbiased if the batch
+        is a random one.
+        """
         batch = all_rows(self.data) if batch is None else batch
         terms = jnp.where(batch.mask, self.log_likelihood(z, batch.rows), 0.0)
         scale = self.data.count / jnp.maximum(jnp.sum(batch.mask), 1)
@@ -34,11 +38,13 @@ class Target(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A Markov kernel. `memory` is what a sampler carries beside z; a client keeps it from round to round.
+    """A Markov kernel. `memory` is what a sampler carries beside z; a client keeps it from round to
+    round.
 
     step: (key, posterior, z, memory, step size) -> (z, memory): one transition.
     init: (z) -> memory, at a client's first round.
-    begin: (posterior, z, memory) -> memory, before the first transition of a round, when the posterior is a new one.
+    begin: (posterior, z, memory) -> memory, before the first transition of a round, when the
+        posterior is a new one.
     """
 
     step: Callable[[Key[Array, ""], Target, PyTree, PyTree, StepSize], tuple[PyTree, PyTree]]
@@ -48,11 +54,15 @@ class Kernel(NamedTuple):
 
 def memoryless(move: Callable[[Key[Array, ""], Target, PyTree, StepSize], PyTree]) -> Kernel:
     """The kernel of a transition (key, posterior, z, step size) -> z that carries nothing else."""
-    return Kernel(lambda key, posterior, z, memory, step_size: (move(key, posterior, z, step_size), memory))
+    return Kernel(
+        lambda key, posterior, z, memory, step_size: (move(key, posterior, z, step_size), memory)
+    )
 
 
 class Chain(NamedTuple):
-    """States after transitions, stacked in order; the last one, with the memory, is where to go on from."""
+    """States after transitions, stacked in order; the last one, with the memory, is where to go on
+    from.
+    """
 
     draws: PyTree
     memory: PyTree

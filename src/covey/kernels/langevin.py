@@ -1,13 +1,17 @@
-"""Unadjusted Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian noise.
+"""Unadjusted Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian
+noise.
 
     z <- z + step grad log p(z | D_i) + sqrt(2 step) xi
 
-With all rows this is the unadjusted Langevin algorithm (ULA). With a minibatch drawn without replacement, whose log-likelihood
-counts n / batch times, it is stochastic gradient Langevin dynamics (SGLD, Welling and Teh, 2011). No step is rejected, so what
-the chain samples differs from the posterior by O(step); for a Gaussian posterior of precision P, ULA samples a Gaussian with
-the right mean and covariance P^-1 (I - step P / 2)^-1, and it diverges from step = 2 / max eigenvalue of P on.
+With all rows this is the unadjusted Langevin algorithm (ULA). With a minibatch drawn without
+replacement, whose log-likelihood counts n / batch times, it is stochastic gradient Langevin
+dynamics (SGLD, Welling and Teh, 2011). No step is rejected, so what the chain samples differs from
+the posterior by O(step); for a Gaussian posterior of precision P, ULA samples a Gaussian with the
+right mean and covariance P^-1 (I - step P / 2)^-1, and it diverges from step = 2 / max eigenvalue
+of P on.
 
-The metropolis-adjusted algorithm (MALA) rejects steps so that the posterior is sampled exactly; it needs all rows.
+The metropolis-adjusted algorithm (MALA) rejects steps so that the posterior is sampled exactly; it
+needs all rows.
 """
 
 import blackjax.mcmc.mala as adjusted
@@ -29,7 +33,9 @@ def ula() -> Kernel:
 
 
 def sgld(*, batch_size: int) -> Kernel:
-    """Stochastic gradient Langevin dynamics: `batch_size` rows at each step, drawn anew without replacement."""
+    """Stochastic gradient Langevin dynamics: `batch_size` rows at each step, drawn anew without
+    replacement.
+    """
     check_batch_size("sgld", batch_size)
     move = overdamped_langevin()
 
@@ -42,7 +48,9 @@ def sgld(*, batch_size: int) -> Kernel:
 
 
 def mala() -> Kernel:
-    """The Metropolis-adjusted Langevin algorithm: ULA's step, rejected where it does not fit the posterior."""
+    """The Metropolis-adjusted Langevin algorithm: ULA's step, rejected where it does not fit the
+    posterior.
+    """
     move = adjusted.build_kernel()
 
     def step(key, posterior, z, step_size):

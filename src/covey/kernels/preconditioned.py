@@ -1,20 +1,24 @@
-"""Langevin kernels that learn the scale of each client's posterior, so that one step size serves clients of any size.
+"""Langevin kernels that learn the scale of each client's posterior, so that one step size serves
+clients of any size.
 
-`ornstein_uhlenbeck` takes the curvature -H of the log-posterior at its mode as the metric of a round, A A' = (-H)^-1, and solves
-the Langevin diffusion of the Gaussian that fits there exactly:
+`ornstein_uhlenbeck` takes the curvature -H of the log-posterior at its mode as the metric of a
+round, A A' = (-H)^-1, and solves the Langevin diffusion of the Gaussian that fits there exactly:
 
     z <- z + (1 - e^-step) A A' grad log p(z | D_i) + sqrt(1 - e^(-2 step)) A xi
 
-For a Gaussian posterior this samples the posterior itself, whatever the step: the correlation of successive draws is e^-step.
-For others the bias is O(step); a long step is a draw from the Laplace approximation around a Newton step. The curvature is not
-taken where the chain is, as a chain stays longer where its own metric is small, and no short step mends that. Newton steps find
-the mode, from that of the round before: a Hessian or two a round, meant for up to some hundred effects.
+For a Gaussian posterior this samples the posterior itself, whatever the step: the correlation of
+successive draws is e^-step. For others the bias is O(step); a long step is a draw from the Laplace
+approximation around a Newton step. The curvature is not taken where the chain is, as a chain stays
+longer where its own metric is small, and no short step mends that. Newton steps find the mode, from
+that of the round before: a Hessian or two a round, meant for up to some hundred effects.
 
-`psgld` is preconditioned SGLD (Li et al., 2016): RMSprop's running mean v of squared gradients scales each coordinate,
+`psgld` is preconditioned SGLD (Li et al., 2016): RMSprop's running mean v of squared gradients
+scales each coordinate,
 
     v <- decay v + (1 - decay) g^2,    z <- z + step G g + sqrt(2 step G) xi,    G = 1 / (damping + sqrt(v))
 
-without the correction for the change of G, as is usual. g is the gradient of the whole log-posterior, not of its mean over rows.
+without the correction for the change of G, as is usual. g is the gradient of the whole
+log-posterior, not of its mean over rows.
 """
 
 from typing import NamedTuple
@@ -27,7 +31,10 @@ from covey.core.shard import some_rows
 from covey.kernels.kernel import Kernel, Target
 from covey.kernels.langevin import check_batch_size
 
-NEAR, NEWTON_STEPS = 0.01, 20  # where the search for a mode ends: this many squared deviations away, or after so many steps
+NEAR, NEWTON_STEPS = (
+    0.01,
+    20,
+)  # where the search for a mode ends: this many squared deviations away, or after so many steps
 HALVINGS = tuple(0.5**power for power in range(8))
 
 
@@ -39,9 +46,11 @@ class Laplace(NamedTuple):
 
 
 def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
-    """Langevin in the metric of the posterior's own curvature: exact for Gaussian posteriors, at any step size.
+    """Langevin in the metric of the posterior's own curvature: exact for Gaussian posteriors, at
+    any step size.
 
-    Where the log-posterior curves upwards, the absolute curvature serves, and never less than `floor`.
+    Where the log-posterior curves upwards, the absolute curvature serves, and never less than
+    `floor`.
     """
     if floor <= 0:
         raise ValueError(f"ornstein_uhlenbeck: floor must be above 0, got {floor:g}")
@@ -59,7 +68,9 @@ def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
 
 
 def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Kernel:
-    """Preconditioned SGLD: steps scaled by a running mean of squared gradients, which a client keeps between rounds."""
+    """Preconditioned SGLD: steps scaled by a running mean of squared gradients, which a client
+    keeps between rounds.
+    """
     check_batch_size("psgld", batch_size)
     if not 0 <= decay < 1:
         raise ValueError(f"psgld: decay must be at least 0 and below 1, got {decay:g}")

@@ -1,14 +1,22 @@
-"""Models: how a row's outcome depends on its features, as a likelihood, and how well it is predicted.
+"""Models: how a row's outcome depends on its features, as a likelihood, and how well it is
+predicted.
 
-A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no more of it than that. Use one
-of the catalogue `MODELS`, any Equinox module through `from_equinox`, or your own functions through `from_function`; models
-written in NumPyro come through `covey.models.numpyro`, which has to be imported by name, as NumPyro is an extra.
-A `MixedModel` has parameters of each client's own as well; `split_network` makes one of a network.
+A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no
+more of it than that. Use one of the catalogue `MODELS`, any Equinox module through `from_equinox`,
+or your own functions through `from_function`; models written in NumPyro come through
+`covey.models.numpyro`, which has to be imported by name, as NumPyro is an extra. A `MixedModel` has
+parameters of each client's own as well; `split_network` makes one of a network.
 """
 
 from collections.abc import Callable
 
-from covey.models.convolution import ConvolutionalNetwork, cifar_cnn, convolve, femnist_cnn, max_pool
+from covey.models.convolution import (
+    ConvolutionalNetwork,
+    cifar_cnn,
+    convolve,
+    femnist_cnn,
+    max_pool,
+)
 from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
 from covey.models.factor_analysis import FactorAnalysis, factor_analysis
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture

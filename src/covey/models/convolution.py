@@ -1,7 +1,8 @@
 """Convolutional networks for small images, rows as (height, width, channels).
 
-A convolution is written as patches times a matrix: inside `scan` on a CPU, `lax.conv` was measured 27 times slower in training
-the network of `femnist_cnn`. Under `vmap` over clients the product stays one, where `lax.conv` becomes a grouped convolution.
+A convolution is written as patches times a matrix: inside `scan` on a CPU, `lax.conv` was measured
+27 times slower in training the network of `femnist_cnn`. Under `vmap` over clients the product
+stays one, where `lax.conv` becomes a grouped convolution.
 """
 
 import equinox as eqx
@@ -29,7 +30,9 @@ class Convolution(eqx.Module):
         self.weight = uniform(weight_key, (size, size, inputs, outputs), fan_in)
         self.bias = uniform(bias_key, (outputs,), fan_in)
 
-    def __call__(self, x: Float[Array, "rows height width inputs"]) -> Float[Array, "rows height2 width2 outputs"]:
+    def __call__(
+        self, x: Float[Array, "rows height width inputs"]
+    ) -> Float[Array, "rows height2 width2 outputs"]:
         """The images of each output channel."""
         return convolve(x, self.weight) + self.bias
 
@@ -57,7 +60,9 @@ class ConvolutionalNetwork(eqx.Module):
         self.convolutions = tuple(layers)
         self.dense = Perceptron(dense_key, height * width * inputs, hidden, outputs)
 
-    def __call__(self, x: Float[Array, "rows height width channels"]) -> Float[Array, "rows outputs"]:
+    def __call__(
+        self, x: Float[Array, "rows height width channels"]
+    ) -> Float[Array, "rows outputs"]:
         """The logits."""
         for layer in self.convolutions:
             x = max_pool(jax.nn.relu(layer(x)))
@@ -69,19 +74,25 @@ class ConvolutionalNetwork(eqx.Module):
         return self.dense.output
 
 
-def femnist_cnn(*, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (2048,)) -> Model:
-    """CNN of LEAF and FedEM for handwritten characters: two 5x5 convolutions with pooling, one hidden layer of 2048.
+def femnist_cnn(
+    *, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (2048,)
+) -> Model:
+    """CNN of LEAF and FedEM for handwritten characters: two 5x5 convolutions with pooling, one
+    hidden layer of 2048.
 
     Without padding, as FedEM's authors have it; LEAF pads.
     """
     return _cnn("femnist_cnn", channels, hidden)
 
 
-def cifar_cnn(*, channels: tuple[int, ...] = (64, 64), hidden: tuple[int, ...] = (120, 64)) -> Model:
+def cifar_cnn(
+    *, channels: tuple[int, ...] = (64, 64), hidden: tuple[int, ...] = (120, 64)
+) -> Model:
     """Five-layer CNN of FedRep for CIFAR: two 5x5 convolutions with pooling, three dense layers.
 
-    FedPop says "5-layer convolutional neural networks" and no more, and compares with FedRep. LG-FedAvg's smaller network is
-    `channels=(6, 16), hidden=(120, 100)`; FedRep's for CIFAR-100 is `channels=(64, 128), hidden=(256, 128)`, which has dropout
+    FedPop says "5-layer convolutional neural networks" and no more, and compares with FedRep.
+    LG-FedAvg's smaller network is `channels=(6, 16), hidden=(120, 100)`; FedRep's for CIFAR-100 is
+    `channels=(64, 128), hidden=(256, 128)`, which has dropout
     there: a likelihood has no randomness, so it is left out here.
     """
     return _cnn("cifar_cnn", channels, hidden)
@@ -93,16 +104,21 @@ def convolve(
     """Cross-correlation without padding, stride 1, as networks mean "convolution"."""
     tall, wide, inputs, outputs = kernel.shape
     height, width = x.shape[1] - tall + 1, x.shape[2] - wide + 1
-    patches = jnp.concatenate([x[:, i : i + height, j : j + width] for i in range(tall) for j in range(wide)], axis=-1)
+    patches = jnp.concatenate(
+        [x[:, i : i + height, j : j + width] for i in range(tall) for j in range(wide)], axis=-1
+    )
     return patches @ kernel.reshape(tall * wide * inputs, outputs)
 
 
-def max_pool(x: Float[Array, "rows height width channels"]) -> Float[Array, "rows height2 width2 channels"]:
+def max_pool(
+    x: Float[Array, "rows height width channels"],
+) -> Float[Array, "rows height2 width2 channels"]:
     """Maxima of 2x2 windows; an odd last row or column is dropped.
 
-    Where values tie, as ReLU's zeros and plain backgrounds do, the gradient is shared equally among them: a subgradient, whose
-    sum over a window is the gradient of its maximum. `lax.reduce_window` gives all of it to the first instead. Sending all of
-    it to each was at most 7 per cent faster in training, and is wrong: a window of four equal values would count four times.
+    Where values tie, as ReLU's zeros and plain backgrounds do, the gradient is shared equally among
+    them: a subgradient, whose sum over a window is the gradient of its maximum. `lax.reduce_window`
+    gives all of it to the first instead. Sending all of it to each was at most 7 per cent faster in
+    training, and is wrong: a window of four equal values would count four times.
     """
     rows, height, width, channels = x.shape
     x = x[:, : height // 2 * 2, : width // 2 * 2]
@@ -115,7 +131,9 @@ def _cnn(name: str, channels: tuple[int, ...], hidden: tuple[int, ...]) -> Model
 
     def init(key: Key[Array, ""], spec: Spec) -> ConvolutionalNetwork:
         classes = need_classes(name, spec)
-        return ConvolutionalNetwork(key, _image_of(name, spec, len(channels)), channels, hidden, classes)
+        return ConvolutionalNetwork(
+            key, _image_of(name, spec, len(channels)), channels, hidden, classes
+        )
 
     def predictive(params: ConvolutionalNetwork, x: Shaped[Array, " rows *image"]) -> Categorical:
         images = x[..., None] if x.ndim == 3 else x

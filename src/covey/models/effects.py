@@ -5,7 +5,8 @@
     energy     exp(-E(z; beta)), E a small network: whatever shape the clients have
     fixed      a Gaussian that is given and not learned: for few clients
 
-A law is a NamedTuple of pure functions of its parameters beta; a method learns beta from the clients' draws of z.
+A law is a NamedTuple of pure functions of its parameters beta; a method learns beta from the
+clients' draws of z.
 """
 
 import math
@@ -23,10 +24,11 @@ from covey.core.shard import Spec
 
 
 class Normaliser(NamedTuple):
-    """The gradient of log of the integral of exp(log_density) by beta, for a law whose integral is not known.
+    """The gradient of log of the integral of exp(log_density) by beta, for a law whose integral is
+    not known.
 
-    It is the mean of grad_beta log_density over the law itself, here over particles of a Markov chain that goes on from round to
-    round. It needs no data, so the server does it.
+    It is the mean of grad_beta log_density over the law itself, here over particles of a Markov
+    chain that goes on from round to round. It needs no data, so the server does it.
 
     init: (key, beta) -> particles.
     gradient: (key, beta, particles) -> (the gradient, particles).
@@ -40,16 +42,17 @@ class Law(NamedTuple):
     """A law of random effects.
 
     init: (key, z, spec) -> beta; z is where a model's effects start.
-    log_density: (beta, z) -> log p(z | beta), up to a constant; where that depends on beta there is a normaliser.
+    log_density: (beta, z) -> log p(z | beta), up to a constant; where that depends on beta there is
+        a normaliser.
     start: (beta) -> z, where the chain of a client begins.
     draws: (key, beta, number) -> effects of clients about which nothing is known, stacked.
     project: (beta) -> beta within its bounds.
     normaliser: None where log_density is complete.
-    transport: (beta, other beta, z) -> z as the other law would have it, of the same standardised effects; None where a law has
-        no such thing.
+    transport: (beta, other beta, z) -> z as the other law would have it, of the same standardised
+        effects; None where a law has no such thing.
     learned: whether beta is learned; if not, clients send nothing about it.
-    describe: (beta) -> {name: value}: how clients differ, as users know it, every axis one of effects; None where beta is all
-        there is.
+    describe: (beta) -> {name: value}: how clients differ, as users know it, every axis one of
+        effects; None where beta is all there is.
     """
 
     init: Callable[[Key[Array, ""], Float[Array, " effects"], Spec], PyTree]
@@ -58,7 +61,9 @@ class Law(NamedTuple):
     draws: Callable[[Key[Array, ""], PyTree, int], Float[Array, "number effects"]]
     project: Callable[[PyTree], PyTree] = lambda beta: beta
     normaliser: Normaliser | None = None
-    transport: Callable[[PyTree, PyTree, Float[Array, " effects"]], Float[Array, " effects"]] | None = None
+    transport: (
+        Callable[[PyTree, PyTree, Float[Array, " effects"]], Float[Array, " effects"]] | None
+    ) = None
     learned: bool = True
     describe: Callable[[PyTree], dict[str, Array]] | None = None
 
@@ -75,7 +80,9 @@ class Gaussian(NamedTuple):
 
 
 class Correlated(NamedTuple):
-    """A Gaussian z = mean + L xi, L = (I + lower) diag(exp(log_scale)), lower strictly triangular: any covariance LL'."""
+    """A Gaussian z = mean + L xi, L = (I + lower) diag(exp(log_scale)), lower strictly triangular:
+    any covariance LL'.
+    """
 
     mean: Float[Array, " effects"]
     log_scale: Float[Array, " effects"]
@@ -84,7 +91,9 @@ class Correlated(NamedTuple):
     @property
     def root(self) -> Float[Array, "effects effects"]:
         """The Cholesky factor L of the covariance."""
-        return (jnp.eye(len(self.mean), dtype=self.mean.dtype) + jnp.tril(self.lower, -1)) * jnp.exp(self.log_scale)
+        return (
+            jnp.eye(len(self.mean), dtype=self.mean.dtype) + jnp.tril(self.lower, -1)
+        ) * jnp.exp(self.log_scale)
 
     @property
     def covariance(self) -> Float[Array, "effects effects"]:
@@ -108,7 +117,9 @@ class Mixture(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """E(z) = |z - centre|^2 / (2 spread^2) + a network's value with one hidden layer; the first term makes the law proper."""
+    """E(z) = |z - centre|^2 / (2 spread^2) + a network's value with one hidden layer; the first
+    term makes the law proper.
+    """
 
     centre: Float[Array, " effects"]
     inward: Float[Array, "units effects"]
@@ -122,12 +133,15 @@ def gaussian(
     initial_scale: float = 1.0,
     scale_bounds: tuple[float, float] = (1e-2, 1e2),
 ) -> Law:
-    """A Gaussian whose mean and covariance are learned; deviations start at `initial_scale` and stay within `scale_bounds`.
+    """A Gaussian whose mean and covariance are learned; deviations start at `initial_scale` and
+    stay within `scale_bounds`.
 
     With a full covariance the bounds are those of each effect given the ones before it.
     """
     if covariance not in ("isotropic", "diagonal", "full"):
-        raise ValueError(f"gaussian: covariance must be 'isotropic', 'diagonal' or 'full', got {covariance!r}")
+        raise ValueError(
+            f"gaussian: covariance must be 'isotropic', 'diagonal' or 'full', got {covariance!r}"
+        )
     _check_scales("gaussian", initial_scale, scale_bounds)
 
     def init(key, z, spec):
@@ -139,11 +153,15 @@ def gaussian(
 
     def draws(key, beta, number):
         noise = jax.random.normal(key, (number, *beta.mean.shape), beta.mean.dtype)
-        return beta.mean + (noise @ beta.root.T if covariance == "full" else jnp.exp(beta.log_scale) * noise)
+        return beta.mean + (
+            noise @ beta.root.T if covariance == "full" else jnp.exp(beta.log_scale) * noise
+        )
 
     def transport(beta, other, z):
         if covariance == "full":
-            return other.mean + other.root @ jax.scipy.linalg.solve_triangular(beta.root, z - beta.mean, lower=True)
+            return other.mean + other.root @ jax.scipy.linalg.solve_triangular(
+                beta.root, z - beta.mean, lower=True
+            )
         return other.mean + jnp.exp(other.log_scale - beta.log_scale) * (z - beta.mean)
 
     return Law(
@@ -157,8 +175,12 @@ def gaussian(
     )
 
 
-def mixture(*, components: int, initial_scale: float = 1.0, scale_bounds: tuple[float, float] = (1e-2, 1e2)) -> Law:
-    """`components` Gaussians with diagonal covariances; their means start at random, `initial_scale` around the model's start."""
+def mixture(
+    *, components: int, initial_scale: float = 1.0, scale_bounds: tuple[float, float] = (1e-2, 1e2)
+) -> Law:
+    """`components` Gaussians with diagonal covariances; their means start at random,
+    `initial_scale` around the model's start.
+    """
     if components < 1:
         raise ValueError(f"mixture: components must be at least 1, got {components}")
     _check_scales("mixture", initial_scale, scale_bounds)
@@ -196,14 +218,20 @@ def energy(
     steps: int = 20,
     fewest_clients: int = 50,
 ) -> Law:
-    """A density exp(-E(z)) of any shape, E a network of `units` hidden units inside a wide Gaussian of deviation `spread`.
+    """A density exp(-E(z)) of any shape, E a network of `units` hidden units inside a wide Gaussian
+    of deviation `spread`.
 
-    The network is bounded, so `spread` must be wider than the clients'. Its integral is followed by `particles` Markov chains of
-    `steps` transitions a round, exact ones: a Langevin step of `step_size`, adjusted, and a jump to a draw of the wide Gaussian,
-    taken or not (Metropolis). Jumps lead from mode to mode where effects are few. Fewer than `fewest_clients` clients give a
+    The network is bounded, so `spread` must be wider than the clients'. Its integral is followed by
+    `particles` Markov chains of `steps` transitions a round, exact ones: a Langevin step of
+    `step_size`, adjusted, and a jump to a draw of the wide Gaussian, taken or not (Metropolis).
+    Jumps lead from mode to mode where effects are few. Fewer than `fewest_clients` clients give a
     warning: a shape needs many points.
     """
-    for name, value, least in (("units", units, 1), ("particles", particles, 1), ("steps", steps, 1)):
+    for name, value, least in (
+        ("units", units, 1),
+        ("particles", particles, 1),
+        ("steps", steps, 1),
+    ):
         if value < least:
             raise ValueError(f"energy: {name} must be at least {least}, got {value}")
     for name, value in (("spread", spread), ("step_size", step_size)):
@@ -234,7 +262,9 @@ def energy(
 
     def wide(key, beta, number):
         """Draws of the law without its network."""
-        return beta.centre + spread * jax.random.normal(key, (number, *beta.centre.shape), beta.centre.dtype)
+        return beta.centre + spread * jax.random.normal(
+            key, (number, *beta.centre.shape), beta.centre.dtype
+        )
 
     def moved(key, beta, at, number):
         """Particles after `number` transitions that keep the law."""
@@ -260,7 +290,9 @@ def energy(
 
     def gradient(key, beta, at):
         at = moved(key, beta, at, steps)
-        return jax.grad(lambda beta: jnp.mean(jax.vmap(log_density, in_axes=(None, 0))(beta, at)))(beta), at
+        return jax.grad(lambda beta: jnp.mean(jax.vmap(log_density, in_axes=(None, 0))(beta, at)))(
+            beta
+        ), at
 
     return Law(
         init=init,
@@ -272,13 +304,22 @@ def energy(
 
 
 def fixed(*, scale: float = 1.0) -> Law:
-    """A Gaussian of deviation `scale` around where the model's effects start, as it is: clients send nothing about it."""
+    """A Gaussian of deviation `scale` around where the model's effects start, as it is: clients
+    send nothing about it.
+    """
     if scale <= 0:
         raise ValueError(f"fixed: scale is a standard deviation and must be above 0, got {scale:g}")
-    return gaussian(covariance="isotropic", initial_scale=scale, scale_bounds=(scale, scale))._replace(learned=False)
+    return gaussian(
+        covariance="isotropic", initial_scale=scale, scale_bounds=(scale, scale)
+    )._replace(learned=False)
 
 
-LAWS: dict[str, Callable[..., Law]] = {"gaussian": gaussian, "mixture": mixture, "energy": energy, "fixed": fixed}
+LAWS: dict[str, Callable[..., Law]] = {
+    "gaussian": gaussian,
+    "mixture": mixture,
+    "energy": energy,
+    "fixed": fixed,
+}
 """Laws by name. The first line of a factory's docstring is its description."""
 
 
@@ -286,15 +327,24 @@ def _deviations(beta: Gaussian | Correlated) -> dict[str, Array]:
     if isinstance(beta, Gaussian):
         return {"deviation": jnp.exp(beta.log_scale)}
     deviation = jnp.sqrt(jnp.diagonal(beta.covariance))
-    return {"deviation": deviation, "correlation": beta.covariance / jnp.outer(deviation, deviation)}
+    return {
+        "deviation": deviation,
+        "correlation": beta.covariance / jnp.outer(deviation, deviation),
+    }
 
 
 def _check_scales(name: str, initial: float, bounds: tuple[float, float]) -> None:
     if not 0 < bounds[0] <= bounds[1]:
-        raise ValueError(f"{name}: scale_bounds must be two positive numbers in order, got {bounds}")
+        raise ValueError(
+            f"{name}: scale_bounds must be two positive numbers in order, got {bounds}"
+        )
     if not bounds[0] <= initial <= bounds[1]:
-        raise ValueError(f"{name}: initial_scale must lie within scale_bounds {bounds}, got {initial:g}")
+        raise ValueError(
+            f"{name}: initial_scale must lie within scale_bounds {bounds}, got {initial:g}"
+        )
 
 
 def _clipped(beta: Bounded, bounds: tuple[float, float]) -> Bounded:
-    return beta._replace(log_scale=jnp.clip(beta.log_scale, math.log(bounds[0]), math.log(bounds[1])))
+    return beta._replace(
+        log_scale=jnp.clip(beta.log_scale, math.log(bounds[0]), math.log(bounds[1]))
+    )

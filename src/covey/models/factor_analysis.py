@@ -1,16 +1,18 @@
-"""Factor analysis and probabilistic PCA of rows with gaps: a few hidden factors say how features go together.
+"""Factor analysis and probabilistic PCA of rows with gaps: a few hidden factors say how features go
+together.
 
     x_j = mu_j + w_j'z + noise_j,    z ~ N(0, I),    noise_j ~ N(0, psi_j),
 
-psi_j of each feature's own (factor analysis; Rubin and Thayer 1982), or the same for all (probabilistic PCA; Tipping and Bishop
-1999). A feature that is NaN was not observed; gaps must not depend on what they hide. With o the observed features of a row, its
-factors are Gaussian with
+psi_j of each feature's own (factor analysis; Rubin and Thayer 1982), or the same for all
+(probabilistic PCA; Tipping and Bishop 1999). A feature that is NaN was not observed; gaps must not
+depend on what they hide. With o the observed features of a row, its factors are Gaussian with
 
     covariance C = (I + sum_o w_j w_j' / psi_j)^-1    and    mean C sum_o w_j (x_j - mu_j) / psi_j.
 
-Only z is latent, so a feature is learnt from the rows that have it. With t = (z, 1), the statistics are the number of all rows n
-and, over the rows in which feature j is observed, their number n_j, G_j = t t', c_j = t x_j and q_j = x_j^2. T(s) regresses each
-feature on the factors: with D the identity but for a zero in the place of mu_j,
+Only z is latent, so a feature is learnt from the rows that have it. With t = (z, 1), the statistics
+are the number of all rows n and, over the rows in which feature j is observed, their number n_j,
+G_j = t t', c_j = t x_j and q_j = x_j^2. T(s) regresses each feature on the factors: with D the
+identity but for a zero in the place of mu_j,
 
     (w_j, mu_j) = b_j = (G_j + ridge n D)^-1 c_j,    psi_j = (q_j - b_j'c_j + ridge n) / n_j,
 
@@ -33,7 +35,9 @@ from covey.models.predictive import Normal
 
 
 class FactorAnalysis(NamedTuple):
-    """theta: what each factor does to each feature, the features' means, and the variances of their noise."""
+    """theta: what each factor does to each feature, the features' means, and the variances of their
+    noise.
+    """
 
     loadings: Float[Array, "*clients features factors"]
     means: Float[Array, "*clients features"]
@@ -51,7 +55,9 @@ class Regressions(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """The factors of each row given its observed features; and the observed features, as deviations, zero in gaps."""
+    """The factors of each row given its observed features; and the observed features, as
+    deviations, zero in gaps.
+    """
 
     mean: Float[Array, "rows factors"]
     covariance: Float[Array, "rows factors factors"]
@@ -69,34 +75,56 @@ def factor_analysis(
     spread: float = 0.5,
     start_scale: float = 1.0,
 ) -> LatentModel:
-    """Factor analysis, or with noise="isotropic" probabilistic PCA, of features that may be missing (NaN).
+    """Factor analysis, or with noise="isotropic" probabilistic PCA, of features that may be missing
+    (NaN).
 
-    EM starts at `loadings` (default: drawn from N(0, spread^2)), `means` (default: zero, for standardised features) and noise of
-    standard deviation `start_scale`. The predictive distribution is that of every feature measured again, given those observed:
-    in the gaps, their imputation.
+    EM starts at `loadings` (default: drawn from N(0, spread^2)), `means` (default: zero, for
+    standardised features) and noise of standard deviation `start_scale`. The predictive
+    distribution is that of every feature measured again, given those observed: in the gaps, their
+    imputation.
     """
     name = "factor_analysis"
     if factors < 1 or not ridge >= 0:
-        raise ValueError(f"{name}: factors must be at least 1 and ridge at least 0, got {factors} and {ridge:g}")
+        raise ValueError(
+            f"{name}: factors must be at least 1 and ridge at least 0, got {factors} and {ridge:g}"
+        )
     if noise not in ("diagonal", "isotropic"):
         raise ValueError(f'{name}: noise must be "diagonal" or "isotropic", got {noise!r}')
     if not start_scale > 0:
-        raise ValueError(f"{name}: start_scale is a standard deviation and must be above 0, got {start_scale:g}")
+        raise ValueError(
+            f"{name}: start_scale is a standard deviation and must be above 0, got {start_scale:g}"
+        )
 
     def init(key: Key[Array, ""], spec: Spec) -> FactorAnalysis:
         d = flat_size(spec)
         if factors >= d:
-            raise ValueError(f"{name}: {factors} factors cannot be told apart in {d} features; ask for at most {d - 1}")
+            raise ValueError(
+                f"{name}: {factors} factors cannot be told apart in {d} features; ask for at most {d - 1}"
+            )
         return FactorAnalysis(
-            given_or(name, "loadings", loadings, (d, factors), lambda: spread * jax.random.normal(key, (d, factors))),
+            given_or(
+                name,
+                "loadings",
+                loadings,
+                (d, factors),
+                lambda: spread * jax.random.normal(key, (d, factors)),
+            ),
             given_or(name, "means", means, (d,), lambda: jnp.zeros(d)),
             jnp.full(d, start_scale**2, float),
         )
 
     def expected(theta: FactorAnalysis) -> Regressions:
         b = jnp.column_stack([theta.loadings, theta.means])
-        gram = jnp.broadcast_to(jnp.eye(factors + 1), (*theta.means.shape, factors + 1, factors + 1))
-        return Regressions(jnp.ones(()), jnp.ones_like(theta.means), gram, b, theta.variances + jnp.sum(b**2, axis=-1))
+        gram = jnp.broadcast_to(
+            jnp.eye(factors + 1), (*theta.means.shape, factors + 1, factors + 1)
+        )
+        return Regressions(
+            jnp.ones(()),
+            jnp.ones_like(theta.means),
+            gram,
+            b,
+            theta.variances + jnp.sum(b**2, axis=-1),
+        )
 
     def statistics(theta: FactorAnalysis, batch: Batch) -> Regressions:
         x = flat(batch.rows.x).astype(float)
@@ -107,7 +135,9 @@ def factor_analysis(
         square = t[:, :, None] * t[:, None, :] + jnp.pad(found.covariance, ((0, 0), (0, 1), (0, 1)))
         gram = jnp.einsum("nj,nab->jab", here, jnp.where(batch.mask[:, None, None], square, 0.0))
         cross = x.T @ jnp.where(batch.mask[:, None], t, 0.0)
-        return Regressions(jnp.sum(batch.mask, dtype=float), here.sum(0), gram, cross, jnp.sum(x**2, axis=0))
+        return Regressions(
+            jnp.sum(batch.mask, dtype=float), here.sum(0), gram, cross, jnp.sum(x**2, axis=0)
+        )
 
     def maximise(s: Regressions, before: FactorAnalysis) -> tuple[FactorAnalysis, Repairs]:
         share = s.weight / jnp.maximum(s.rows, jnp.finfo(s.weight.dtype).tiny)
@@ -115,23 +145,36 @@ def factor_analysis(
         gram, cross, square = (divided(one, s.weight) for one in (s.gram, s.cross, s.square))
         gram, low = lifted(gram, jnp.abs(jnp.trace(gram, axis1=-2, axis2=-1)), 0.0)
         ridges = ridge / jnp.where(empty, 1.0, share)
-        penalised = gram + ridges[:, None, None] * jnp.diag(jnp.ones(factors + 1).at[factors].set(0.0))
-        b = jnp.linalg.solve(jnp.where(empty[:, None, None], jnp.eye(factors + 1), penalised), cross[..., None])[..., 0]
+        penalised = gram + ridges[:, None, None] * jnp.diag(
+            jnp.ones(factors + 1).at[factors].set(0.0)
+        )
+        b = jnp.linalg.solve(
+            jnp.where(empty[:, None, None], jnp.eye(factors + 1), penalised), cross[..., None]
+        )[..., 0]
         b = kept(empty, jnp.column_stack([before.loadings, before.means]), b)
         variances = square - jnp.sum(b * cross, axis=-1) + ridges
         if noise == "isotropic":
             shares = jnp.where(empty, 0.0, share)
-            variances = jnp.broadcast_to(shares @ variances / jnp.maximum(jnp.sum(shares), EMPTY), empty.shape)
+            variances = jnp.broadcast_to(
+                shares @ variances / jnp.maximum(jnp.sum(shares), EMPTY), empty.shape
+            )
         low = (low | (variances < LOW * before.variances)) & ~empty
         variances = kept(empty, before.variances, jnp.maximum(variances, LOW * before.variances))
-        return FactorAnalysis(b[:, :-1], b[:, -1], variances), Repairs(jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float))
+        return FactorAnalysis(b[:, :-1], b[:, -1], variances), Repairs(
+            jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float)
+        )
 
     def log_likelihood(theta: FactorAnalysis, rows: Rows) -> Float[Array, " rows"]:
         found = posterior(theta, flat(rows.x).astype(float))
-        # |x - mu|^2 in the metric of W W' + Psi, and its determinant, by the matrices of the factors alone (Woodbury).
+        # |x - mu|^2 in the metric of W W' + Psi, and its determinant, by the matrices of the
+        # factors alone (Woodbury).
         pull = (found.deviation / theta.variances) @ theta.loadings
-        square = jnp.sum(found.deviation**2 / theta.variances, axis=-1) - jnp.sum(pull * found.mean, axis=-1)
-        log_det = jnp.sum(jnp.where(found.observed, jnp.log(2 * math.pi * theta.variances), 0.0), axis=-1)
+        square = jnp.sum(found.deviation**2 / theta.variances, axis=-1) - jnp.sum(
+            pull * found.mean, axis=-1
+        )
+        log_det = jnp.sum(
+            jnp.where(found.observed, jnp.log(2 * math.pi * theta.variances), 0.0), axis=-1
+        )
         return -0.5 * (square + log_det - jnp.linalg.slogdet(found.covariance)[1])
 
     def penalty(theta: FactorAnalysis) -> Float[Array, ""]:
@@ -140,16 +183,22 @@ def factor_analysis(
     def predictive(theta: FactorAnalysis, x: Shaped[Array, " rows *features"]) -> Normal:
         found = posterior(theta, flat(x).astype(float))
         spread = jnp.einsum("ja,nab,jb->nj", theta.loadings, found.covariance, theta.loadings)
-        return Normal(theta.means + found.mean @ theta.loadings.T, jnp.sqrt(spread + theta.variances))
+        return Normal(
+            theta.means + found.mean @ theta.loadings.T, jnp.sqrt(spread + theta.variances)
+        )
 
-    return LatentModel(name, init, expected, statistics, maximise, log_likelihood, penalty, predictive)
+    return LatentModel(
+        name, init, expected, statistics, maximise, log_likelihood, penalty, predictive
+    )
 
 
 def posterior(theta: FactorAnalysis, x: Float[Array, "rows features"]) -> Posterior:
     """The factors of rows with gaps."""
     observed = ~jnp.isnan(x)
     deviation = jnp.where(observed, x - theta.means, 0.0)
-    precision = jnp.einsum("nj,ja,jb->nab", observed / theta.variances, theta.loadings, theta.loadings)
+    precision = jnp.einsum(
+        "nj,ja,jb->nab", observed / theta.variances, theta.loadings, theta.loadings
+    )
     covariance = jnp.linalg.inv(precision + jnp.eye(theta.loadings.shape[-1]))
     mean = jnp.einsum("nab,nb->na", covariance, (deviation / theta.variances) @ theta.loadings)
     return Posterior(mean, covariance, deviation, observed)

@@ -8,9 +8,10 @@ m = sum_l s_1l, the weight of the statistics, T(s) is pi_l = s_1l / m, mu_l = s_
     diagonal  the diagonals of these
     known     Sigma is given
 
-The ridge is the penalty R = ridge/2 tr(Sigma^-1), summed over components where each has its own, and T its exact minimum: the
-penalised likelihood of EM never decreases. In "tied", s_3 does not depend on theta; where the mean of y y' over all rows is
-known, summed once over the clients, `second_moment` gives it and it does not travel.
+The ridge is the penalty R = ridge/2 tr(Sigma^-1), summed over components where each has its own,
+and T its exact minimum: the penalised likelihood of EM never decreases. In "tied", s_3 does not
+depend on theta; where the mean of y y' over all rows is known, summed once over the clients,
+`second_moment` gives it and it does not travel.
 """
 
 import math
@@ -43,7 +44,9 @@ Numbers = list[list[float]] | np.ndarray | Array
 
 
 class GaussianMixture(NamedTuple):
-    """theta. covariance: one matrix (known, tied), one for each component (full), or their diagonals."""
+    """theta. covariance: one matrix (known, tied), one for each component (full), or their
+    diagonals.
+    """
 
     weights: Float[Array, "*clients components"]
     means: Float[Array, "*clients components features"]
@@ -71,30 +74,50 @@ def gaussian_mixture(
 ) -> LatentModel:
     """Mixture of Gaussians with a known, tied, diagonal or full covariance.
 
-    EM starts at `weights` (default: equal), `means` (default: drawn from N(0, spread^2), for standardised features) and, for
-    every component, the matrix `start_covariance` (default: the identity), which with "known" is the covariance itself.
+    EM starts at `weights` (default: equal), `means` (default: drawn from N(0, spread^2), for
+    standardised features) and, for every component, the matrix `start_covariance` (default: the
+    identity), which with "known" is the covariance itself.
     """
     name = "gaussian_mixture"
     check_components(name, components, ridge)
     if covariance not in ("known", "tied", "diagonal", "full"):
-        raise ValueError(f'{name}: covariance must be "known", "tied", "diagonal" or "full", got {covariance!r}')
+        raise ValueError(
+            f'{name}: covariance must be "known", "tied", "diagonal" or "full", got {covariance!r}'
+        )
     if covariance == "known" and start_covariance is None:
         raise ValueError(f'{name}: with covariance="known" give it as start_covariance')
     if second_moment is not None and covariance != "tied":
-        raise ValueError(f'{name}: second_moment is for covariance="tied" only, which is {covariance!r} here')
+        raise ValueError(
+            f'{name}: second_moment is for covariance="tied" only, which is {covariance!r} here'
+        )
     constant = None if second_moment is None else np.asarray(second_moment, float)
 
     def init(key: Key[Array, ""], spec: Spec) -> GaussianMixture:
         d = flat_size(spec)
         start = given_or(name, "start_covariance", start_covariance, (d, d), lambda: jnp.eye(d))
-        if not np.all(np.linalg.eigvalsh(np.asarray(start_covariance if start_covariance is not None else np.eye(d))) > 0):
-            raise ValueError(f"{name}: start_covariance must be positive definite; add to its diagonal")
+        if not np.all(
+            np.linalg.eigvalsh(
+                np.asarray(start_covariance if start_covariance is not None else np.eye(d))
+            )
+            > 0
+        ):
+            raise ValueError(
+                f"{name}: start_covariance must be positive definite; add to its diagonal"
+            )
         if constant is not None and constant.shape != (d, d):
-            raise ValueError(f"{name}: second_moment must have the shape {(d, d)} for these data, got {constant.shape}")
+            raise ValueError(
+                f"{name}: second_moment must have the shape {(d, d)} for these data, got {constant.shape}"
+            )
         own = {"diagonal": jnp.diag(start), "full": start}.get(covariance)
         return GaussianMixture(
             weights_or_equal(name, weights, components),
-            given_or(name, "means", means, (components, d), lambda: spread * jax.random.normal(key, (components, d))),
+            given_or(
+                name,
+                "means",
+                means,
+                (components, d),
+                lambda: spread * jax.random.normal(key, (components, d)),
+            ),
             start if own is None else jnp.broadcast_to(own, (components, *own.shape)),
         )
 
@@ -103,11 +126,15 @@ def gaussian_mixture(
         if covariance == "known" or constant is not None:
             return Moments(theta.weights, first, jnp.zeros(0))
         if covariance == "diagonal":
-            return Moments(theta.weights, first, theta.weights[:, None] * (theta.covariance + theta.means**2))
+            return Moments(
+                theta.weights, first, theta.weights[:, None] * (theta.covariance + theta.means**2)
+            )
         outer = jnp.einsum("k,ki,kj->kij", theta.weights, theta.means, theta.means)
         if covariance == "tied":
             return Moments(theta.weights, first, theta.covariance + outer.sum(0))
-        return Moments(theta.weights, first, theta.weights[:, None, None] * theta.covariance + outer)
+        return Moments(
+            theta.weights, first, theta.weights[:, None, None] * theta.covariance + outer
+        )
 
     def statistics(theta: GaussianMixture, batch: Batch) -> Moments:
         x = _numbers(batch.rows.x)
@@ -125,43 +152,65 @@ def gaussian_mixture(
         share, empty = shares_of(s.weight)
         means = kept(empty, before.means, divided(s.first, s.weight))
         if covariance == "known":
-            return GaussianMixture(share, means, before.covariance), Repairs(jnp.sum(empty, dtype=float), jnp.zeros(()))
+            return GaussianMixture(share, means, before.covariance), Repairs(
+                jnp.sum(empty, dtype=float), jnp.zeros(())
+            )
         if covariance == "tied":
-            moment = s.second / jnp.sum(s.weight) if constant is None else jnp.asarray(constant, float)
+            moment = (
+                s.second / jnp.sum(s.weight) if constant is None else jnp.asarray(constant, float)
+            )
             sigma = moment - jnp.einsum("k,ki,kj->ij", jnp.where(empty, 0.0, share), means, means)
             sigma, low = lifted(sigma, _scale(before.covariance), ridge)
             sigma = sigma + ridge * jnp.eye(sigma.shape[-1])
         elif covariance == "full":
             sigma = divided(s.second, s.weight) - jnp.einsum("ki,kj->kij", means, means)
             sigma, low = lifted(sigma, _scale(before.covariance), ridge)
-            sigma = kept(empty, before.covariance, sigma + (ridge / share)[:, None, None] * jnp.eye(sigma.shape[-1]))
+            sigma = kept(
+                empty,
+                before.covariance,
+                sigma + (ridge / share)[:, None, None] * jnp.eye(sigma.shape[-1]),
+            )
         else:
             sigma = divided(s.second, s.weight) - means**2
             low = jnp.any(sigma < jnp.maximum(LOW * before.covariance, ridge), axis=-1)
             sigma = jnp.maximum(sigma, LOW * before.covariance) + (ridge / share)[:, None]
             sigma = kept(empty, before.covariance, sigma)
         low = low if covariance == "tied" else low & ~empty
-        return GaussianMixture(share, means, sigma), Repairs(jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float))
+        return GaussianMixture(share, means, sigma), Repairs(
+            jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float)
+        )
 
-    def log_joint(theta: GaussianMixture, x: Float[Array, "rows features"]) -> Float[Array, "rows components"]:
+    def log_joint(
+        theta: GaussianMixture, x: Float[Array, "rows features"]
+    ) -> Float[Array, "rows components"]:
         if covariance == "diagonal":
             square = jnp.sum((x[:, None, :] - theta.means) ** 2 / theta.covariance, axis=-1)
             log_det = jnp.sum(jnp.log(theta.covariance), axis=-1)
-        else:  # one matrix that all components share is factored once, and the rows are multiplied by it once
-            root = jnp.linalg.cholesky(theta.covariance if covariance == "full" else theta.covariance[None])
-            whitening = jax.scipy.linalg.solve_triangular(root, jnp.broadcast_to(jnp.eye(x.shape[-1]), root.shape), lower=True)
+        # one matrix that all components share is factored once, and the rows are multiplied by it
+        # once
+        else:
+            root = jnp.linalg.cholesky(
+                theta.covariance if covariance == "full" else theta.covariance[None]
+            )
+            whitening = jax.scipy.linalg.solve_triangular(
+                root, jnp.broadcast_to(jnp.eye(x.shape[-1]), root.shape), lower=True
+            )
             white = jnp.einsum("kij,nj->nki", whitening, x)
             centre = jnp.sum(whitening * theta.means[:, None, :], axis=-1)
             square = jnp.sum((white - centre) ** 2, axis=-1)
             log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
-        return jnp.log(theta.weights) - 0.5 * (square + log_det + x.shape[-1] * math.log(2 * math.pi))
+        return jnp.log(theta.weights) - 0.5 * (
+            square + log_det + x.shape[-1] * math.log(2 * math.pi)
+        )
 
     def penalty(theta: GaussianMixture) -> Float[Array, ""]:
         if covariance == "known":
             return jnp.zeros(())
         if covariance == "diagonal":
             return 0.5 * ridge * jnp.sum(1 / theta.covariance)
-        return 0.5 * ridge * jnp.sum(jnp.trace(jnp.linalg.inv(theta.covariance), axis1=-2, axis2=-1))
+        return (
+            0.5 * ridge * jnp.sum(jnp.trace(jnp.linalg.inv(theta.covariance), axis1=-2, axis2=-1))
+        )
 
     def log_likelihood(theta: GaussianMixture, rows: Rows) -> Float[Array, " rows"]:
         return jax.nn.logsumexp(log_joint(theta, _numbers(rows.x)), axis=-1)
@@ -169,7 +218,9 @@ def gaussian_mixture(
     def predictive(theta: GaussianMixture, x: Shaped[Array, " rows *features"]) -> Categorical:
         return Categorical.of_logits(log_joint(theta, _numbers(x)))
 
-    return LatentModel(name, init, expected, statistics, maximise, log_likelihood, penalty, predictive)
+    return LatentModel(
+        name, init, expected, statistics, maximise, log_likelihood, penalty, predictive
+    )
 
 
 def _numbers(x: Shaped[Array, " rows *features"]) -> Float[Array, "rows features"]:

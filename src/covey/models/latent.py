@@ -1,14 +1,16 @@
-"""Latent-variable models of the exponential family: what EM in the space of sufficient statistics needs to know of a model.
+"""Latent-variable models of the exponential family: what EM in the space of sufficient statistics
+needs to know of a model.
 
-The complete data of a row y with its latent variable z have the density exp(<s(y, z), phi(theta)> - psi(theta)). With S the mean
-over rows of E[s(y, z) | y; theta], the maximisation is T(S) = argmin over theta of psi(theta) + R(theta) - <S, phi(theta)>, R a
-penalty.
+The complete data of a row y with its latent variable z have the density exp(<s(y, z), phi(theta)> -
+psi(theta)). With S the mean over rows of E[s(y, z) | y; theta], the maximisation is T(S) = argmin
+over theta of psi(theta) + R(theta) - <S, phi(theta)>, R a penalty.
 
-Statistics may be of any total weight: T depends on their proportions only, so sums over rows serve as well as means.
+Statistics may be of any total weight: T depends on their proportions only, so sums over rows serve
+as well as means.
 
-Averages that are noisy, compressed or of few rows can be statistics of no data at all. `maximise` must survive them: a component
-that has become empty keeps its parameters and a small weight, a covariance that is not positive is lifted to one that is, and
-`Repairs` reports both.
+Averages that are noisy, compressed or of few rows can be statistics of no data at all. `maximise`
+must survive them: a component that has become empty keeps its parameters and a small weight, a
+covariance that is not positive is lifted to one that is, and `Repairs` reports both.
 """
 
 from collections.abc import Callable
@@ -26,7 +28,9 @@ LOW = 1e-6  # a variance shrinks by no more than this factor at once
 
 
 class Repairs(NamedTuple):
-    """Of how many components the maximisation had to keep the parameters, and how many covariances it had to lift."""
+    """Of how many components the maximisation had to keep the parameters, and how many covariances
+    it had to lift.
+    """
 
     empty: Float[Array, ""]
     singular: Float[Array, ""]
@@ -42,7 +46,8 @@ class LatentModel(NamedTuple):
     maximise: (statistics, theta before) -> (theta, repairs).
     log_likelihood: (theta, rows) -> log p(row; theta) by row.
     penalty: (theta) -> R(theta), beside minus the mean log-likelihood of a row.
-    predictive: (theta, x) -> a predictive distribution: of the outcome, or of the component where there is no outcome.
+    predictive: (theta, x) -> a predictive distribution: of the outcome, or of the component where
+        there is no outcome.
     """
 
     name: str
@@ -55,25 +60,37 @@ class LatentModel(NamedTuple):
     predictive: Callable[[PyTree, Shaped[Array, " rows *features"]], Predictive]
 
 
-def responsibilities(log_joint: Float[Array, "rows components"], mask: Bool[Array, " rows"]) -> Float[Array, "rows components"]:
+def responsibilities(
+    log_joint: Float[Array, "rows components"], mask: Bool[Array, " rows"]
+) -> Float[Array, "rows components"]:
     """p(component | row) from log p(component, row); zero for rows that are not there."""
     return jnp.where(mask[:, None], jax.nn.softmax(log_joint, axis=-1), 0.0)
 
 
-def shares_of(weight: Float[Array, " components"]) -> tuple[Float[Array, " components"], Bool[Array, " components"]]:
-    """Each component's share of the rows, and which components are empty. An empty one keeps a share of `EMPTY`."""
+def shares_of(
+    weight: Float[Array, " components"],
+) -> tuple[Float[Array, " components"], Bool[Array, " components"]]:
+    """Each component's share of the rows, and which components are empty. An empty one keeps a
+    share of `EMPTY`.
+    """
     share = weight / jnp.maximum(jnp.sum(weight), jnp.finfo(weight.dtype).tiny)
     empty = ~(share > EMPTY)
     share = jnp.where(empty, EMPTY, share)
     return jnp.where(jnp.any(empty), share / jnp.sum(share), share), empty
 
 
-def divided(total: Float[Array, " components *s"], by: Float[Array, " components"]) -> Float[Array, " components *s"]:
-    """`total / by` for each component; a component with nothing to divide by gives `total`, which nobody is to use."""
+def divided(
+    total: Float[Array, " components *s"], by: Float[Array, " components"]
+) -> Float[Array, " components *s"]:
+    """`total / by` for each component; a component with nothing to divide by gives `total`, which
+    nobody is to use.
+    """
     return total / jnp.where(by > 0, by, 1.0).reshape(by.shape + (1,) * (total.ndim - 1))
 
 
-def kept(empty: Bool[Array, " components"], before: Float[Array, " components *s"], now: Array) -> Float[Array, " components *s"]:
+def kept(
+    empty: Bool[Array, " components"], before: Float[Array, " components *s"], now: Array
+) -> Float[Array, " components *s"]:
     """`now`, and `before` for the components that are empty."""
     return jnp.where(empty.reshape(empty.shape + (1,) * (now.ndim - 1)), before, now)
 
@@ -81,10 +98,14 @@ def kept(empty: Bool[Array, " components"], before: Float[Array, " components *s
 def lifted(
     matrix: Float[Array, "*components d d"], scale: Float[Array, "*components"], ridge: float
 ) -> tuple[Float[Array, "*components d d"], Bool[Array, "*components"]]:
-    """Symmetric matrices whose eigenvalues are at least `LOW * scale`, and which had one below that or below the ridge."""
+    """Symmetric matrices whose eigenvalues are at least `LOW * scale`, and which had one below that
+    or below the ridge.
+    """
     values, vectors = jnp.linalg.eigh(matrix)
     least = LOW * scale
-    raised = (vectors * jnp.maximum(values, least[..., None])[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+    raised = (vectors * jnp.maximum(values, least[..., None])[..., None, :]) @ jnp.swapaxes(
+        vectors, -1, -2
+    )
     too_low = values[..., 0] < least
     return jnp.where(too_low[..., None, None], raised, matrix), too_low | (values[..., 0] < ridge)
 
@@ -97,13 +118,17 @@ def check_components(name: str, components: int, ridge: float) -> None:
         raise ValueError(f"{name}: ridge must be at least 0, got {ridge:g}")
 
 
-def given_or(name: str, what: str, given: object, shape: tuple[int, ...], otherwise: Callable[[], Array]) -> Float[Array, "*s"]:
+def given_or(
+    name: str, what: str, given: object, shape: tuple[int, ...], otherwise: Callable[[], Array]
+) -> Float[Array, "*s"]:
     """A start that was given, checked, or one that is made."""
     if given is None:
         return otherwise()
     value = jnp.asarray(given, float)
     if value.shape != shape:
-        raise ValueError(f"{name}: {what} must have the shape {shape} for these data, got {value.shape}")
+        raise ValueError(
+            f"{name}: {what} must have the shape {shape} for these data, got {value.shape}"
+        )
     return value
 
 

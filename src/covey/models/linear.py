@@ -1,7 +1,8 @@
 """Generalised linear models: the outcome depends on the row x through x'w + b.
 
-Parameters start at zero. The log-likelihoods are concave, so there is no symmetry to break and no basin to choose: a random start
-would add noise and nothing else, and from zero every client and every run begins at the same uninformed prediction.
+Parameters start at zero. The log-likelihoods are concave, so there is no symmetry to break and no
+basin to choose: a random start would add noise and nothing else, and from zero every client and
+every run begins at the same uninformed prediction.
 """
 
 from typing import NamedTuple
@@ -15,7 +16,9 @@ from covey.models.predictive import Categorical, Normal, Poisson
 
 
 class Linear(NamedTuple):
-    """Weights and intercept; a column for each class in `softmax`, a vector and a scalar elsewhere."""
+    """Weights and intercept; a column for each class in `softmax`, a vector and a scalar
+    elsewhere.
+    """
 
     weight: Float[Array, " features *classes"]
     bias: Float[Array, "*classes"]
@@ -30,9 +33,13 @@ class Noisy(NamedTuple):
 
 
 def linear(*, scale: float | None = 1.0) -> Model:
-    """Linear regression with Gaussian noise of standard deviation `scale`; None learns it, from 1."""
+    """Linear regression with Gaussian noise of standard deviation `scale`; None learns it, from
+    1.
+    """
     if scale is not None and scale <= 0:
-        raise ValueError(f"linear: scale is a standard deviation and must be above 0, got {scale:g}")
+        raise ValueError(
+            f"linear: scale is a standard deviation and must be above 0, got {scale:g}"
+        )
 
     def init(key: Key[Array, ""], spec: Spec) -> Linear | Noisy:
         need_number("linear", spec)
@@ -41,7 +48,11 @@ def linear(*, scale: float | None = 1.0) -> Model:
 
     def predictive(params: Linear | Noisy, x: Shaped[Array, " rows *features"]) -> Normal:
         mean = _predictor(params, x)
-        deviation = jnp.exp(params.log_scale) if isinstance(params, Noisy) else jnp.asarray(scale, mean.dtype)
+        deviation = (
+            jnp.exp(params.log_scale)
+            if isinstance(params, Noisy)
+            else jnp.asarray(scale, mean.dtype)
+        )
         return Normal(mean, jnp.broadcast_to(deviation, mean.shape))
 
     return from_predictive("linear", init, predictive)._replace(axes=_axes)
@@ -53,7 +64,9 @@ def logistic() -> Model:
     def init(key: Key[Array, ""], spec: Spec) -> Linear:
         classes = need_classes("logistic", spec)
         if classes != 2:
-            raise ValueError(f"logistic: two classes are needed, these data have {classes}; use softmax()")
+            raise ValueError(
+                f"logistic: two classes are needed, these data have {classes}; use softmax()"
+            )
         return _zeros(spec)
 
     def predictive(params: Linear, x: Shaped[Array, " rows *features"]) -> Categorical:
@@ -95,6 +108,9 @@ def _axes(spec: Spec) -> dict[str, Axis]:
     return {} if spec.features is None else {"weight": Axis("column", spec.features)}
 
 
-def _predictor(params: Linear | Noisy, x: Shaped[Array, " rows *features"]) -> Float[Array, " rows *classes"]:
-    # A product of matrices stays one under vmap over clients; multiplying and summing took 1.3 to 1.9 times as long.
+def _predictor(
+    params: Linear | Noisy, x: Shaped[Array, " rows *features"]
+) -> Float[Array, " rows *classes"]:
+    # A product of matrices stays one under vmap over clients; multiplying and summing took 1.3 to
+    # 1.9 times as long.
     return flat(x) @ params.weight + params.bias

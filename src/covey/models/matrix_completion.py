@@ -1,24 +1,29 @@
-"""Low-rank models of a matrix of which observers see some cells each: counts by site and month, ratings, presence.
+"""Low-rank models of a matrix of which observers see some cells each: counts by site and month,
+ratings, presence.
 
-Cell (j, l) has the natural parameter theta_jl = u_j'v_l, U of J x r and V of L x r, and an observation y of it has the density
-exp(y theta - psi(theta)) of its family: Gaussian with variance 1 (theta is the mean), Bernoulli (log-odds) or Poisson (log-rate).
-With mu = psi', the penalised fit minimises
+Cell (j, l) has the natural parameter theta_jl = u_j'v_l, U of J x r and V of L x r, and an
+observation y of it has the density exp(y theta - psi(theta)) of its family: Gaussian with variance
+1 (theta is the mean), Bernoulli (log-odds) or Poisson (log-rate). With mu = psi', the penalised fit
+minimises
 
     sum over observations of psi(theta_jl) - y theta_jl  +  ridge/2 (|U|^2 + |V|^2).
 
-A ridge draws theta to zero: a rate to one, odds to even. Where that is no sensible guess for a site that nobody visited, give an
-`offset` and effects of rows and columns, theta_jl = offset + a_j + b_l + u_j'v_l, with a penalty of their own on |a|^2 + |b|^2.
-Lines of U and V then have a number more, the first, the effect; rank 0 has nothing but effects.
+A ridge draws theta to zero: a rate to one, odds to even. Where that is no sensible guess for a site
+that nobody visited, give an `offset` and effects of rows and columns, theta_jl = offset + a_j + b_l
++ u_j'v_l, with a penalty of their own on |a|^2 + |b|^2. Lines of U and V then have a number more,
+the first, the effect; rank 0 has nothing but effects.
 
-An observation is a row of data: x = (j, l), counted from 0, and its value as the outcome. What an observer says of a matrix is
-said of one side, the rows U or the columns V, while the other is held: sums over its cells that have one line for each line of
-that side. No J x L matrix is made of an observer's cells. With v_l for (1, v_l) where there are effects,
+An observation is a row of data: x = (j, l), counted from 0, and its value as the outcome. What an
+observer says of a matrix is said of one side, the rows U or the columns V, while the other is held:
+sums over its cells that have one line for each line of that side. No J x L matrix is made of an
+observer's cells. With v_l for (1, v_l) where there are effects,
 
     gradient_j  = sum over its cells (j, l) of (y - mu(theta_jl)) v_l
     curvature_j = sum over its cells (j, l) of mu'(theta_jl) v_l v_l'        (only where it is asked for)
 
-What is no observation (a cell outside of the matrix, a negative count) makes these sums NaN, so that engines leave its observer
-out and name it; `is_cell` and `Family.is_value` are for who has data at hand and can say more.
+What is no observation (a cell outside of the matrix, a negative count) makes these sums NaN, so
+that engines leave its observer out and name it; `is_cell` and `Family.is_value` are for who has
+data at hand and can say more.
 """
 
 from collections.abc import Callable
@@ -49,14 +54,18 @@ class Factors(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What observations say of one side, a line for each line of the longer side; curvature has none where nobody needs it."""
+    """What observations say of one side, a line for each line of the longer side; curvature has
+    none where nobody needs it.
+    """
 
     gradient: Float[Array, "*clients lines numbers"]
     curvature: Float[Array, "*clients lines_or_0 numbers numbers"]
 
 
 class Family(NamedTuple):
-    """mu and mu' as functions of theta; the distribution of an observation; what values it can have; |mu''| <= bend mu'."""
+    """mu and mu' as functions of theta; the distribution of an observation; what values it can
+    have; |mu''| <= bend mu'.
+    """
 
     mean: Callable[[Array], Array]
     slope: Callable[[Array], Array]
@@ -66,7 +75,9 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[FamilyName, Family] = {
-    "gaussian": Family(lambda t: t, jnp.ones_like, lambda t: Normal(t, jnp.ones_like(t)), lambda y: y == y, 0.0),
+    "gaussian": Family(
+        lambda t: t, jnp.ones_like, lambda t: Normal(t, jnp.ones_like(t)), lambda y: y == y, 0.0
+    ),
     "bernoulli": Family(
         jax.nn.sigmoid,
         lambda t: jax.nn.sigmoid(t) * jax.nn.sigmoid(-t),
@@ -88,7 +99,8 @@ class MatrixModel(NamedTuple):
     init: (key, spec) -> Factors, where the fit starts. Data that do not fit raise a ValueError.
     sums: (factors, side, batch) -> Sums of a batch of observations.
     no_sums: () -> Sums of no observation.
-    step: (factors, side, sums over all observations, completions, ridge) -> Factors, the lines of that side moved.
+    step: (factors, side, sums over all observations, completions, ridge) -> Factors, the lines of
+        that side moved.
     mean: (factors, row numbers) -> the expectations of all cells of these rows.
     predictive: (factors, x) -> the distribution of observations of the cells x.
     penalty: (factors, ridge) -> ridge/2 (|U|^2 + |V|^2), and that of the effects.
@@ -125,8 +137,9 @@ def matrix_completion(
 
     effect_ridge: the ridge of effects of rows and columns, which are left out where there is none.
     offset: of theta, the same in all cells; e.g. the logarithm of the mean count.
-    curvature: that of all cells, which the server knows, or of those observed, which observers send.
-    The fit starts at `row_factors` and `column_factors`; by default effects are zero and the others drawn from N(0, spread^2).
+    curvature: that of all cells, which the server knows, or of those observed, which observers
+    send. The fit starts at `row_factors` and `column_factors`; by default effects are zero and the
+    others drawn from N(0, spread^2).
     """
     name = "matrix_completion"
     effects = 0 if effect_ridge is None else 1
@@ -135,13 +148,22 @@ def matrix_completion(
     if not 1 - effects <= rank <= min(rows, columns):
         raise ValueError(
             f"{name}: rank must be from {1 - effects} to {min(rows, columns)} for a matrix of {rows} x {columns}, got {rank}"
-            + ("" if effects or rank else "; 0 goes with effect_ridge, the ridge of effects of rows and columns")
+            + (
+                ""
+                if effects or rank
+                else "; 0 goes with effect_ridge, the ridge of effects of rows and columns"
+            )
         )
     if curvature not in ("completed", "observed"):
         raise ValueError(f'{name}: curvature must be "completed" or "observed", got {curvature!r}')
-    for what, value in (("ridge", ridge), ("effect_ridge", ridge if effect_ridge is None else effect_ridge)):
+    for what, value in (
+        ("ridge", ridge),
+        ("effect_ridge", ridge if effect_ridge is None else effect_ridge),
+    ):
         if not value >= 0 or (curvature == "observed" and value == 0):
-            raise ValueError(f'{name}: {what} must be at least 0, and above 0 with curvature="observed"; got {value:g}')
+            raise ValueError(
+                f'{name}: {what} must be at least 0, and above 0 with curvature="observed"; got {value:g}'
+            )
     law, longest, numbers = FAMILIES[family], max(rows, columns), effects + rank
 
     def init(key: Key[Array, ""], spec: Spec) -> Factors:
@@ -161,14 +183,24 @@ def matrix_completion(
         first, second = jax.random.split(key)
         return Factors(
             given_or(name, "row_factors", row_factors, (rows, numbers), lambda: drawn(first, rows)),
-            given_or(name, "column_factors", column_factors, (columns, numbers), lambda: drawn(second, columns)),
+            given_or(
+                name,
+                "column_factors",
+                column_factors,
+                (columns, numbers),
+                lambda: drawn(second, columns),
+            ),
         )
 
     def design(other: Float[Array, "lines numbers"]) -> Float[Array, "lines numbers"]:
-        """v_l, or (1, v_l) in the place of (b_l, v_l): what the numbers of the other side's line are multiplied by."""
+        """v_l, or (1, v_l) in the place of (b_l, v_l): what the numbers of the other side's line
+        are multiplied by.
+        """
         return other.at[:, :effects].set(1.0)
 
-    def parameters(own: Float[Array, "some numbers"], other: Float[Array, "others numbers"]) -> Float[Array, "some others"]:
+    def parameters(
+        own: Float[Array, "some numbers"], other: Float[Array, "others numbers"]
+    ) -> Float[Array, "some others"]:
         return offset + own @ design(other).T + jnp.sum(other[:, :effects], axis=1)
 
     def parameter(factors: Factors, x: Real[Array, "rows 2"]) -> Float[Array, " rows"]:
@@ -181,7 +213,8 @@ def matrix_completion(
     def sums(factors: Factors, side: Side, batch: Batch) -> Sums:
         x, y = batch.rows.x, batch.rows.y.astype(float)
         theta = parameter(factors, x)
-        # Whatever is wrong has to show, also where its line would fall outside of the matrix: it is put into line 0.
+        # Whatever is wrong has to show, also where its line would fall outside of the matrix: it is
+        # put into line 0.
         wrong = jnp.isnan(theta) | ~law.is_value(y)
         j, k = x[:, 0].astype(int), x[:, 1].astype(int)
         line = jnp.where(wrong, 0, jnp.where(side == ROWS, j, k))
@@ -199,12 +232,24 @@ def matrix_completion(
         lines = longest if curvature == "observed" else 0
         return Sums(jnp.zeros((longest, numbers)), jnp.zeros((lines, numbers, numbers)))
 
-    def step(factors: Factors, side: Side, total: Sums, completions: Float[Array, ""], ridge: Float[Array, ""]) -> Factors:
-        def moved(own: Float[Array, "lines numbers"], other: Float[Array, "others numbers"]) -> Float[Array, "lines numbers"]:
+    def step(
+        factors: Factors,
+        side: Side,
+        total: Sums,
+        completions: Float[Array, ""],
+        ridge: Float[Array, ""],
+    ) -> Factors:
+        def moved(
+            own: Float[Array, "lines numbers"], other: Float[Array, "others numbers"]
+        ) -> Float[Array, "lines numbers"]:
             slope = total.gradient[: len(own)] - penalties(ridge) * own
             bowl = _curvature(own, other) + jnp.diag(penalties(ridge))
-            flat = jnp.trace(bowl, axis1=1, axis2=2) == 0  # nothing known and nothing penalised: there is no slope either
-            move = jnp.linalg.solve(bowl + flat[:, None, None] * jnp.eye(numbers), slope[..., None])[..., 0]
+            flat = (
+                jnp.trace(bowl, axis1=1, axis2=2) == 0
+            )  # nothing known and nothing penalised: there is no slope either
+            move = jnp.linalg.solve(
+                bowl + flat[:, None, None] * jnp.eye(numbers), slope[..., None]
+            )[..., 0]
             if law.bend:
                 reach = law.bend * jnp.max(jnp.linalg.norm(design(other), axis=-1))
                 far = reach * jnp.linalg.norm(move, axis=-1, keepdims=True)
@@ -219,10 +264,14 @@ def matrix_completion(
             if family == "gaussian":
                 return completions * (known.T @ known)[None]
             outer = (known[:, :, None] * known[:, None, :]).reshape(len(known), numbers * numbers)
-            return completions * (law.slope(parameters(own, other)) @ outer).reshape(len(own), numbers, numbers)
+            return completions * (law.slope(parameters(own, other)) @ outer).reshape(
+                len(own), numbers, numbers
+            )
 
         u, v = factors
-        return jax.lax.cond(side == ROWS, lambda: Factors(moved(u, v), v), lambda: Factors(u, moved(v, u)))
+        return jax.lax.cond(
+            side == ROWS, lambda: Factors(moved(u, v), v), lambda: Factors(u, moved(v, u))
+        )
 
     def mean(factors: Factors, some: Int[Array, " some"]) -> Float[Array, "some columns"]:
         return law.mean(parameters(factors.rows[some], factors.columns))
@@ -237,10 +286,14 @@ def matrix_completion(
         u, v = (jnp.sum(penalties(ridge) * leaf**2) for leaf in factors)
         return 0.5 * (u + v)
 
-    return MatrixModel(name, (rows, columns), law, ridge, init, sums, no_sums, step, mean, predictive, penalty)
+    return MatrixModel(
+        name, (rows, columns), law, ridge, init, sums, no_sums, step, mean, predictive, penalty
+    )
 
 
-def is_cell(shape: tuple[int, int], x: Shaped[Array | np.ndarray, "rows 2"]) -> Bool[Array | np.ndarray, " rows"]:
+def is_cell(
+    shape: tuple[int, int], x: Shaped[Array | np.ndarray, "rows 2"]
+) -> Bool[Array | np.ndarray, " rows"]:
     """Which of the pairs are cells of a matrix of this shape."""
     inside = (x[:, 0] >= 0) & (x[:, 0] < shape[0]) & (x[:, 1] >= 0) & (x[:, 1] < shape[1])
     return inside & (x[:, 0] == x[:, 0] // 1) & (x[:, 1] == x[:, 1] // 1)

@@ -12,8 +12,11 @@ from covey.core.shard import Batch, Rows, Shard, batches_of, fold_batches
 from covey.models.predictive import Predictive
 
 
-def measure(predict: Callable[[PyTree], Predictive], data: Shard, *, batch_size: int = 256) -> dict[str, Metric]:
-    """The measures of `predict(x)` over all rows of a client, in one pass; a client without rows has counts of zero.
+def measure(
+    predict: Callable[[PyTree], Predictive], data: Shard, *, batch_size: int = 256
+) -> dict[str, Metric]:
+    """The measures of `predict(x)` over all rows of a client, in one pass; a client without rows
+    has counts of zero.
 
     `batch_size` bounds the memory of a prediction and changes no value beyond rounding.
     """
@@ -23,9 +26,12 @@ def measure(predict: Callable[[PyTree], Predictive], data: Shard, *, batch_size:
     def of_batch(rows: Rows, mask: Bool[Array, " batch"]) -> dict[str, Metric]:
         return predict(rows.x).measures(rows.y, mask)
 
-    # The metrics' shapes are known without computing one: they depend on the kind of predictive only.
+    # The metrics' shapes are known without computing one: they depend on the kind of predictive
+    # only.
     size, _ = batches_of(data, batch_size)
-    rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), data.rows)
+    rows = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), data.rows
+    )
     shapes = jax.eval_shape(of_batch, rows, jax.ShapeDtypeStruct((size,), jnp.bool_))
     nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 

@@ -1,7 +1,8 @@
-"""Networks: what an output means, dense layers, the multilayer perceptron, and any Equinox module of a user.
+"""Networks: what an output means, dense layers, the multilayer perceptron, and any Equinox module
+of a user.
 
-Our networks are Equinox modules whose leaves are arrays and nothing else, so a module is its own parameters. The last layer of
-each is called `output`: methods that personalise it find it there.
+Our networks are Equinox modules whose leaves are arrays and nothing else, so a module is its own
+parameters. The last layer of each is called `output`: methods that personalise it find it there.
 """
 
 from collections.abc import Callable
@@ -14,14 +15,25 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Spec
-from covey.models.model import Model, checked, flat, flat_size, from_predictive, need_classes, need_number, scaled
+from covey.models.model import (
+    Model,
+    checked,
+    flat,
+    flat_size,
+    from_predictive,
+    need_classes,
+    need_number,
+    scaled,
+)
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 
 Outcome: TypeAlias = Literal["classes", "number", "count"]
 
 
 class Dense(eqx.Module):
-    """x W + b, drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)): PyTorch's default, from which the papers' networks start."""
+    """x W + b, drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)): PyTorch's default, from which the
+    papers' networks start.
+    """
 
     weight: Float[Array, "inputs outputs"]
     bias: Float[Array, " outputs"]
@@ -45,7 +57,9 @@ class Perceptron(eqx.Module):
     def __init__(self, key: Key[Array, ""], inputs: int, hidden: tuple[int, ...], outputs: int):
         *hidden_keys, output_key = jax.random.split(key, len(hidden) + 1)
         widths = (inputs, *hidden)
-        self.hidden = tuple(Dense(*layer) for layer in zip(hidden_keys, widths[:-1], hidden, strict=True))
+        self.hidden = tuple(
+            Dense(*layer) for layer in zip(hidden_keys, widths[:-1], hidden, strict=True)
+        )
         self.output = Dense(output_key, widths[-1], outputs)
 
     def __call__(self, x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:
@@ -55,7 +69,12 @@ class Perceptron(eqx.Module):
         return self.output(x)
 
 
-def mlp(*, hidden: tuple[int, ...] = (200, 200), outcome: Outcome = "classes", scale: float | None = None) -> Model:
+def mlp(
+    *,
+    hidden: tuple[int, ...] = (200, 200),
+    outcome: Outcome = "classes",
+    scale: float | None = None,
+) -> Model:
     """Multilayer perceptron with ReLU; the default is the 2NN of McMahan et al. (2017).
 
     `outcome` says what is predicted, as in `from_equinox`.
@@ -80,21 +99,28 @@ def from_equinox(
     batched: bool = False,
     name: str | None = None,
 ) -> Model:
-    """Any Equinox module as a model: its arrays are the parameters, all else (activations, sizes) is fixed by `build`.
+    """Any Equinox module as a model: its arrays are the parameters, all else (activations, sizes)
+    is fixed by `build`.
 
-    build: (key) -> module. The module maps one row x to an output, or all rows at once where `batched`.
-    outcome: what the output is. "classes": a logit for each class, or a single one where there are two; "number": the mean of a
-        Gaussian of standard deviation `scale` (1 where none is given); "count": the log rate of a Poisson.
+    build: (key) -> module. The module maps one row x to an output, or all rows at once where
+        `batched`.
+    outcome: what the output is. "classes": a logit for each class, or a single one where there are
+        two; "number": the mean of a Gaussian of standard deviation `scale` (1 where none is given);
+        "count": the log rate of a Poisson.
 
-    Pixels (uint8) arrive scaled to [0, 1]. The likelihood has no randomness: a module with dropout must be in inference mode.
+    Pixels (uint8) arrive scaled to [0, 1]. The likelihood has no randomness: a module with dropout
+    must be in inference mode.
     """
     label = name or getattr(build, "__name__", "module").strip("<>")
     read = reader(label, outcome, scale)
-    # What is not an array cannot leave a traced function, so the skeleton is made here once and the parameters fill it.
+    # What is not an array cannot leave a traced function, so the skeleton is made here once and the
+    # parameters fill it.
     shapes = eqx.filter_eval_shape(build, jax.random.key(0))
     _, skeleton = eqx.partition(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
 
-    def output(params: PyTree, x: Shaped[Array, " rows *features"]) -> Float[Array, " rows *outputs"]:
+    def output(
+        params: PyTree, x: Shaped[Array, " rows *features"]
+    ) -> Float[Array, " rows *outputs"]:
         module = eqx.combine(params, skeleton)
         return (module if batched else jax.vmap(module))(scaled(x))
 
@@ -115,14 +141,20 @@ def from_equinox(
     return checked(from_predictive(label, init, lambda params, x: read(output(params, x))))
 
 
-def reader(name: str, outcome: str, scale: float | None) -> Callable[[Float[Array, " rows *outputs"]], Predictive]:
+def reader(
+    name: str, outcome: str, scale: float | None
+) -> Callable[[Float[Array, " rows *outputs"]], Predictive]:
     """The predictive distribution that an output means."""
     if outcome not in ("classes", "number", "count"):
         raise ValueError(f"{name}: outcome must be 'classes', 'number' or 'count', got {outcome!r}")
     if scale is not None and outcome != "number":
-        raise ValueError(f"{name}: scale is the noise of outcome 'number' and means nothing for {outcome!r}; leave it out")
+        raise ValueError(
+            f"{name}: scale is the noise of outcome 'number' and means nothing for {outcome!r}; leave it out"
+        )
     if scale is not None and scale <= 0:
-        raise ValueError(f"{name}: scale is a standard deviation and must be above 0, got {scale:g}")
+        raise ValueError(
+            f"{name}: scale is a standard deviation and must be above 0, got {scale:g}"
+        )
 
     def read(output: Float[Array, " rows *outputs"]) -> Predictive:
         if outcome == "classes" and output.ndim == 2 and output.shape[-1] > 1:
@@ -130,7 +162,11 @@ def reader(name: str, outcome: str, scale: float | None) -> Callable[[Float[Arra
         single = output.reshape(output.shape[0])
         if outcome == "classes":
             return Categorical.of_logit(single)
-        return Poisson(single) if outcome == "count" else Normal(single, jnp.full_like(single, 1.0 if scale is None else scale))
+        return (
+            Poisson(single)
+            if outcome == "count"
+            else Normal(single, jnp.full_like(single, 1.0 if scale is None else scale))
+        )
 
     return read
 

@@ -1,11 +1,13 @@
-"""Mixtures of Poisson counts: the features of a row are counts, independent given the component; the outcome is not used.
+"""Mixtures of Poisson counts: the features of a row are counts, independent given the component;
+the outcome is not used.
 
 Statistics s_1 = 1{z = l} and s_2 = y 1{z = l}; with m = sum_l s_1l, T(s) is pi_l = s_1l / m and
 
     lambda_l = (s_2l + ridge m) / s_1l,
 
-the exact minimum with the penalty R = -ridge sum log lambda, which keeps every rate above zero where nothing was counted. A
-number that is no count, negative or not whole, gives NaN, so that its client is left out of the round and named.
+the exact minimum with the penalty R = -ridge sum log lambda, which keeps every rate above zero
+where nothing was counted. A number that is no count, negative or not whole, gives NaN, so that its
+client is left out of the round and named.
 """
 
 from typing import NamedTuple
@@ -56,16 +58,25 @@ def poisson_mixture(
 ) -> LatentModel:
     """Mixture of Poisson counts.
 
-    EM starts at `weights` (default: equal) and `rates` (default: drawn from an exponential distribution of mean `typical`).
+    EM starts at `weights` (default: equal) and `rates` (default: drawn from an exponential
+    distribution of mean `typical`).
     """
     name = "poisson_mixture"
     check_components(name, components, ridge)
     if not typical > 0:
-        raise ValueError(f"{name}: typical is the mean of a count and must be above 0, got {typical:g}")
+        raise ValueError(
+            f"{name}: typical is the mean of a count and must be above 0, got {typical:g}"
+        )
 
     def init(key: Key[Array, ""], spec: Spec) -> PoissonMixture:
         shape = (components, flat_size(spec))
-        start = given_or(name, "rates", rates, shape, lambda: typical * jax.random.exponential(key, shape) + 1e-3 * typical)
+        start = given_or(
+            name,
+            "rates",
+            rates,
+            shape,
+            lambda: typical * jax.random.exponential(key, shape) + 1e-3 * typical,
+        )
         if rates is not None and not np.all(np.asarray(rates) > 0):
             raise ValueError(f"{name}: rates must be above 0")
         return PoissonMixture(weights_or_equal(name, weights, components), start)
@@ -83,11 +94,20 @@ def poisson_mixture(
         rates = divided(s.first, s.weight) + (ridge / share)[:, None]
         low = jnp.any(rates < LOW * before.rates, axis=-1) & ~empty
         rates = kept(empty, before.rates, jnp.maximum(rates, LOW * before.rates))
-        return PoissonMixture(share, rates), Repairs(jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float))
+        return PoissonMixture(share, rates), Repairs(
+            jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float)
+        )
 
-    def log_joint(theta: PoissonMixture, x: Float[Array, "rows features"]) -> Float[Array, "rows components"]:
+    def log_joint(
+        theta: PoissonMixture, x: Float[Array, "rows features"]
+    ) -> Float[Array, "rows components"]:
         constant = jnp.sum(jax.lax.lgamma(x + 1), axis=-1)
-        return jnp.log(theta.weights) + x @ jnp.log(theta.rates).T - jnp.sum(theta.rates, axis=-1) - constant[:, None]
+        return (
+            jnp.log(theta.weights)
+            + x @ jnp.log(theta.rates).T
+            - jnp.sum(theta.rates, axis=-1)
+            - constant[:, None]
+        )
 
     def log_likelihood(theta: PoissonMixture, rows: Rows) -> Float[Array, " rows"]:
         return jax.nn.logsumexp(log_joint(theta, _counts(rows.x)), axis=-1)
@@ -98,7 +118,9 @@ def poisson_mixture(
     def predictive(theta: PoissonMixture, x: Shaped[Array, " rows *features"]) -> Categorical:
         return Categorical.of_logits(log_joint(theta, _counts(x)))
 
-    return LatentModel(name, init, expected, statistics, maximise, log_likelihood, penalty, predictive)
+    return LatentModel(
+        name, init, expected, statistics, maximise, log_likelihood, penalty, predictive
+    )
 
 
 def _counts(x: Shaped[Array, " rows *features"]) -> Float[Array, "rows features"]:

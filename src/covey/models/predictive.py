@@ -1,7 +1,9 @@
-"""Predictive distributions: what a model, a mixture or a posterior says about the outcomes of some rows.
+"""Predictive distributions: what a model, a mixture or a posterior says about the outcomes of some
+rows.
 
-Each is a NamedTuple of arrays with the row as the leading axis, so it passes through `jit`, `vmap` and `scan` as it is. Each can
-score outcomes (`log_prob`), give its mean, and measure itself against outcomes as metrics that merge over batches and clients.
+Each is a NamedTuple of arrays with the row as the leading axis, so it passes through `jit`, `vmap`
+and `scan` as it is. Each can score outcomes (`log_prob`), give its mean, and measure itself against
+outcomes as metrics that merge over batches and clients.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -34,9 +36,11 @@ class Categorical(NamedTuple):
         log_probability: Float[Array, "members rows classes"],
         weights: Float[Array, " members"] | Float[Array, "members rows"] | None = None,
     ) -> "Categorical":
-        """The mixture log sum_m w_m p_m / sum_m w_m: of probabilities, not of logits. Equal weights where none are given.
+        """The mixture log sum_m w_m p_m / sum_m w_m: of probabilities, not of logits. Equal weights
+        where none are given.
 
-        A member of weight zero does not count, even where its probabilities are not finite. Weights that are all zero give NaN.
+        A member of weight zero does not count, even where its probabilities are not finite. Weights
+        that are all zero give NaN.
         """
         if weights is None:
             weights = jnp.ones(log_probability.shape[0], log_probability.dtype)
@@ -50,11 +54,15 @@ class Categorical(NamedTuple):
         return jnp.exp(self.log_probability)
 
     def log_prob(self, y: Integer[Array, " rows"]) -> Float[Array, " rows"]:
-        """The log-probability of the labels. A label past the last class gives NaN, never a silent number."""
+        """The log-probability of the labels. A label past the last class gives NaN, never a silent
+        number.
+        """
         return jnp.take_along_axis(self.log_probability, y[:, None], axis=-1, mode="fill")[:, 0]
 
     def measures(self, y: Integer[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
-        """accuracy; nll; brier = sum over classes of (p - 1{y})^2, between 0 and 2; ece, the expected calibration error."""
+        """accuracy; nll; brier = sum over classes of (p - 1{y})^2, between 0 and 2; ece, the
+        expected calibration error.
+        """
         probability = self.mean
         outcome = jax.nn.one_hot(y, probability.shape[-1], dtype=probability.dtype)
         correct = jnp.argmax(probability, axis=-1) == y
@@ -78,7 +86,10 @@ class Normal(NamedTuple):
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """nll; mse of the mean."""
-        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+        return {
+            "nll": Mean.of(-self.log_prob(y), mask),
+            "mse": Mean.of(jnp.square(y - self.mean), mask),
+        }
 
 
 class Poisson(NamedTuple):
@@ -92,16 +103,22 @@ class Poisson(NamedTuple):
         return jnp.exp(self.log_rate)
 
     def log_prob(self, y: Real[Array, " rows *numbers"]) -> Float[Array, " rows *numbers"]:
-        """The log-mass y log(rate) - rate - log(y!), from the log rate: a rate that underflows to zero gives no NaN."""
+        """The log-mass y log(rate) - rate - log(y!), from the log rate: a rate that underflows to
+        zero gives no NaN.
+        """
         return y * self.log_rate - self.mean - jax.lax.lgamma(y.astype(self.log_rate.dtype) + 1)
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """nll; mse of the rate."""
-        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+        return {
+            "nll": Mean.of(-self.log_prob(y), mask),
+            "mse": Mean.of(jnp.square(y - self.mean), mask),
+        }
 
 
 class Mixture(NamedTuple):
-    """A number or a count that one of several members tells of: `members` has them along its second axis.
+    """A number or a count that one of several members tells of: `members` has them along its second
+    axis.
 
     weight: of each member in each row; those of a row add up to one.
     """
@@ -115,20 +132,27 @@ class Mixture(NamedTuple):
         return jnp.sum(self.weight * self.members.mean, axis=-1)
 
     def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
-        """The logarithm of the weighted mean of the members' densities. A member of weight zero does not count."""
+        """The logarithm of the weighted mean of the members' densities. A member of weight zero
+        does not count.
+        """
         each = self.members.log_prob(jnp.broadcast_to(y[:, None], self.weight.shape))
         return jax.nn.logsumexp(each, axis=-1, b=self.weight)
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """nll; mse of the mean."""
-        return {"nll": Mean.of(-self.log_prob(y), mask), "mse": Mean.of(jnp.square(y - self.mean), mask)}
+        return {
+            "nll": Mean.of(-self.log_prob(y), mask),
+            "mse": Mean.of(jnp.square(y - self.mean), mask),
+        }
 
 
 Predictive: TypeAlias = Categorical | Normal | Poisson | Mixture
 
 
 def mixture_of(members: Predictive, weights: Float[Array, " members"]) -> Categorical | Mixture:
-    """What predictives together say that are stacked on a leading axis: their mixture, with weights that add up to one."""
+    """What predictives together say that are stacked on a leading axis: their mixture, with weights
+    that add up to one.
+    """
     if isinstance(members, Categorical):
         return Categorical.average(members.log_probability, weights)
     if isinstance(members, Mixture):

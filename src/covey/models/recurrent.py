@@ -12,7 +12,8 @@ from covey.models.predictive import Categorical
 
 
 class LSTMLayer(eqx.Module):
-    """One layer of long short-term memory; the four gates (input, forget, candidate, output) lie side by side.
+    """One layer of long short-term memory; the four gates (input, forget, candidate, output) lie
+    side by side.
 
     Drawn from U(-1/sqrt(hidden), 1/sqrt(hidden)) as PyTorch does; its two biases are one here.
     """
@@ -29,7 +30,8 @@ class LSTMLayer(eqx.Module):
 
     def __call__(self, x: Float[Array, "time rows inputs"]) -> Float[Array, "time rows hidden"]:
         """The hidden states at all times, from a state of zero."""
-        # The inputs' share of the gates does not wait for the recurrence: one large product before the scan.
+        # The inputs' share of the gates does not wait for the recurrence: one large product before
+        # the scan.
         from_input = x @ self.weight_input + self.bias
 
         def step(state, gates_from_input):
@@ -56,12 +58,16 @@ class CharacterLSTM(eqx.Module):
         embedding_key, output_key, *layer_keys = jax.random.split(key, layers + 2)
         self.embedding = jax.random.normal(embedding_key, (classes, embedding))
         widths = [embedding] + [hidden] * (layers - 1)
-        self.layers = tuple(LSTMLayer(layer_key, width, hidden) for layer_key, width in zip(layer_keys, widths, strict=True))
+        self.layers = tuple(
+            LSTMLayer(layer_key, width, hidden)
+            for layer_key, width in zip(layer_keys, widths, strict=True)
+        )
         self.output = Dense(output_key, hidden, classes)
 
     def __call__(self, x: Integer[Array, "rows time"]) -> Float[Array, "rows classes"]:
         """The logits of the character after the last."""
-        # A code past the vocabulary becomes NaN; the default would read another character's embedding instead.
+        # A code past the vocabulary becomes NaN; the default would read another character's
+        # embedding instead.
         states = self.embedding.at[x.T].get(mode="fill", fill_value=jnp.nan)
         for layer in self.layers:
             states = layer(states)
@@ -71,7 +77,8 @@ class CharacterLSTM(eqx.Module):
 def character_lstm(*, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Model:
     """Stacked LSTM that predicts the next character of a text, as in LEAF and FedEM.
 
-    A row is a window of character codes 0 to classes - 1 and its outcome the character that follows, LEAF's form of the task.
+    A row is a window of character codes 0 to classes - 1 and its outcome the character that
+    follows, LEAF's form of the task.
     """
     check_widths("character_lstm", "embedding, hidden and layers", (embedding, hidden, layers))
 

@@ -1,7 +1,8 @@
-"""Mixtures of linear regressions: each row's outcome follows the regression of its hidden component.
+"""Mixtures of linear regressions: each row's outcome follows the regression of its hidden
+component.
 
-With x the features and a one for the intercept, statistics s_1 = 1{z = l}, G = x x' 1{z = l}, c = x y 1{z = l} and
-q = y^2 1{z = l}; with m = sum_l s_1l, T(s) is pi_l = s_1l / m and
+With x the features and a one for the intercept, statistics s_1 = 1{z = l}, G = x x' 1{z = l}, c = x
+y 1{z = l} and q = y^2 1{z = l}; with m = sum_l s_1l, T(s) is pi_l = s_1l / m and
 
     b_l = (G_l + ridge m I)^-1 c_l,    sigma_l^2 = (q_l - b_l'c_l + ridge m) / s_1l,
 
@@ -62,19 +63,32 @@ def regression_mixture(
 ) -> LatentModel:
     """Mixture of linear regressions.
 
-    EM starts at `weights` (default: equal), `coefficients` (the intercept last; default: drawn from N(0, spread^2)) and noise of
-    standard deviation `start_scale`. Its first statistics are those of features with second moments of one.
+    EM starts at `weights` (default: equal), `coefficients` (the intercept last; default: drawn from
+    N(0, spread^2)) and noise of standard deviation `start_scale`. Its first statistics are those of
+    features with second moments of one.
     """
     name = "regression_mixture"
     check_components(name, components, ridge)
     if not start_scale > 0:
-        raise ValueError(f"{name}: start_scale is a standard deviation and must be above 0, got {start_scale:g}")
+        raise ValueError(
+            f"{name}: start_scale is a standard deviation and must be above 0, got {start_scale:g}"
+        )
 
     def init(key: Key[Array, ""], spec: Spec) -> RegressionMixture:
         need_number(name, spec)
         shape = (components, flat_size(spec) + 1)
-        start = given_or(name, "coefficients", coefficients, shape, lambda: spread * jax.random.normal(key, shape))
-        return RegressionMixture(weights_or_equal(name, weights, components), start, jnp.full(components, start_scale**2, float))
+        start = given_or(
+            name,
+            "coefficients",
+            coefficients,
+            shape,
+            lambda: spread * jax.random.normal(key, shape),
+        )
+        return RegressionMixture(
+            weights_or_equal(name, weights, components),
+            start,
+            jnp.full(components, start_scale**2, float),
+        )
 
     def expected(theta: RegressionMixture) -> Products:
         w, b = theta.weights, theta.coefficients
@@ -85,7 +99,9 @@ def regression_mixture(
     def statistics(theta: RegressionMixture, batch: Batch) -> Products:
         x, y = _design(batch.rows.x), batch.rows.y.astype(float)
         r = responsibilities(log_joint(theta, x, y), batch.mask)
-        return Products(r.sum(0), jnp.einsum("nk,ni,nj->kij", r, x, x), r.T @ (x * y[:, None]), r.T @ y**2)
+        return Products(
+            r.sum(0), jnp.einsum("nk,ni,nj->kij", r, x, x), r.T @ (x * y[:, None]), r.T @ y**2
+        )
 
     def maximise(s: Products, before: RegressionMixture) -> tuple[RegressionMixture, Repairs]:
         share, empty = shares_of(s.weight)
@@ -93,25 +109,34 @@ def regression_mixture(
         gram, cross, square = (divided(one, s.weight) for one in (s.gram, s.cross, s.square))
         gram, low = lifted(gram, jnp.abs(jnp.trace(gram, axis1=-2, axis2=-1)), 0.0)
         ridges = ridge / share
-        b = jnp.linalg.solve(jnp.where(empty[:, None, None], identity, gram + ridges[:, None, None] * identity), cross[..., None])
+        b = jnp.linalg.solve(
+            jnp.where(empty[:, None, None], identity, gram + ridges[:, None, None] * identity),
+            cross[..., None],
+        )
         b = kept(empty, before.coefficients, b[..., 0])
         variances = square - jnp.sum(b * cross, axis=-1)
         low = (low | (variances < jnp.maximum(LOW * before.variances, ridge))) & ~empty
         variances = jnp.maximum(variances, LOW * before.variances) + ridges
         variances = kept(empty, before.variances, variances)
-        return RegressionMixture(share, b, variances), Repairs(jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float))
+        return RegressionMixture(share, b, variances), Repairs(
+            jnp.sum(empty, dtype=float), jnp.sum(low, dtype=float)
+        )
 
     def log_joint(
         theta: RegressionMixture, x: Float[Array, "rows columns"], y: Float[Array, " rows"]
     ) -> Float[Array, "rows components"]:
         square = (y[:, None] - x @ theta.coefficients.T) ** 2 / theta.variances
-        return jnp.log(theta.weights) - 0.5 * (square + jnp.log(theta.variances) + math.log(2 * math.pi))
+        return jnp.log(theta.weights) - 0.5 * (
+            square + jnp.log(theta.variances) + math.log(2 * math.pi)
+        )
 
     def log_likelihood(theta: RegressionMixture, rows: Rows) -> Float[Array, " rows"]:
         return jax.nn.logsumexp(log_joint(theta, _design(rows.x), rows.y.astype(float)), axis=-1)
 
     def penalty(theta: RegressionMixture) -> Float[Array, ""]:
-        return 0.5 * ridge * jnp.sum((jnp.sum(theta.coefficients**2, axis=-1) + 1) / theta.variances)
+        return (
+            0.5 * ridge * jnp.sum((jnp.sum(theta.coefficients**2, axis=-1) + 1) / theta.variances)
+        )
 
     def predictive(theta: RegressionMixture, x: Shaped[Array, " rows *features"]) -> Normal:
         """The Gaussian with the mixture's mean and variance."""
@@ -119,7 +144,9 @@ def regression_mixture(
         mean = means @ theta.weights
         return Normal(mean, jnp.sqrt((means**2 + theta.variances) @ theta.weights - mean**2))
 
-    return LatentModel(name, init, expected, statistics, maximise, log_likelihood, penalty, predictive)
+    return LatentModel(
+        name, init, expected, statistics, maximise, log_likelihood, penalty, predictive
+    )
 
 
 def _design(x: Shaped[Array, " rows *features"]) -> Float[Array, "rows columns"]:

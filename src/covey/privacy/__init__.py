@@ -1,4 +1,6 @@
-"""How private FA-LD is: rows clipped one by one, what a round reveals, what that costs by three accountants, and a budget."""
+"""How private FA-LD is: rows clipped one by one, what a round reveals, what that costs by three
+accountants, and a budget.
+"""
 
 from covey.privacy.accountants import pld, rdp
 from covey.privacy.clipping import clipped_sum

@@ -1,4 +1,5 @@
-"""Gradients of single rows, clipped before they are added: what one row can do to the sum is bounded.
+"""Gradients of single rows, clipped before they are added: what one row can do to the sum is
+bounded.
 
     sum over rows of  g_i min(1, C / ||g_i||_2),      the norm over all parameters together.
 
@@ -14,13 +15,19 @@ from jaxtyping import Array, Float, PyTree
 from covey.core import tree
 from covey.core.shard import Batch
 
-_NUMBERS_AT_ONCE = 2**22  # of gradients of single rows: 16 MB, small beside what a run needs otherwise
+_NUMBERS_AT_ONCE = (
+    2**22
+)  # of gradients of single rows: 16 MB, small beside what a run needs otherwise
 
 
 def clipped_sum(
-    log_likelihood: Callable[[PyTree, PyTree], Float[Array, " batch"]], *, clip: int | float, rows_at_once: int | None = None
+    log_likelihood: Callable[[PyTree, PyTree], Float[Array, " batch"]],
+    *,
+    clip: int | float,
+    rows_at_once: int | None = None,
 ) -> Callable[[PyTree, Batch], PyTree]:
-    """(parameters, batch) -> the sum of the clipped gradients of minus the log-likelihood of each row.
+    """(parameters, batch) -> the sum of the clipped gradients of minus the log-likelihood of each
+    row.
 
     Args:
         log_likelihood: (parameters, rows) -> one number a row.
@@ -28,7 +35,9 @@ def clipped_sum(
         rows_at_once: gradients held in memory together; by default as many as take 16 MB.
     """
     if not clip > 0:
-        raise ValueError(f"clip: the largest norm of a row's gradient must be above 0, got {clip:g}")
+        raise ValueError(
+            f"clip: the largest norm of a row's gradient must be above 0, got {clip:g}"
+        )
     if rows_at_once is not None and rows_at_once < 1:
         raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")
 
@@ -38,7 +47,9 @@ def clipped_sum(
     def of_block(parameters, batch):
         gradients = jax.vmap(jax.grad(loss), (None, 0))(parameters, batch.rows)
         norm = jnp.sqrt(sum(_squares(leaf) for leaf in jax.tree.leaves(gradients)))
-        scale = jnp.where(batch.mask & jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1)), 0)
+        scale = jnp.where(
+            batch.mask & jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1)), 0
+        )
         return tree.weighted_sum(scale, gradients)
 
     def total(parameters, batch):
@@ -47,10 +58,16 @@ def clipped_sum(
         if number <= size:
             return of_block(parameters, batch)
         blocks = -(-number // size)
-        padded = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, blocks * size - number), *[(0, 0)] * (leaf.ndim - 1)]), batch)
+        padded = jax.tree.map(
+            lambda leaf: jnp.pad(leaf, [(0, blocks * size - number), *[(0, 0)] * (leaf.ndim - 1)]),
+            batch,
+        )
         stacked = jax.tree.map(lambda leaf: leaf.reshape(blocks, size, *leaf.shape[1:]), padded)
         return jax.lax.scan(
-            lambda so_far, block: (jax.tree.map(jnp.add, so_far, of_block(parameters, block)), None),
+            lambda so_far, block: (
+                jax.tree.map(jnp.add, so_far, of_block(parameters, block)),
+                None,
+            ),
             jax.tree.map(jnp.zeros_like, parameters),
             stacked,
         )[0]

@@ -27,7 +27,8 @@ class Budget:
     epsilon: the budget; None only counts.
     accountants: whose epsilons are reported.
     kept_by: the accountant that the budget is kept by.
-    earlier_rounds: that the same mechanism has already had on the same rows, e.g. to tune it. They count.
+    earlier_rounds: that the same mechanism has already had on the same rows, e.g. to tune it. They
+        count.
     """
 
     delta: float
@@ -38,13 +39,19 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
-            raise ValueError(f"privacy: delta must be in (0, 1), far below 1 / (number of rows), got {self.delta:g}")
+            raise ValueError(
+                f"privacy: delta must be in (0, 1), far below 1 / (number of rows), got {self.delta:g}"
+            )
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"privacy: the budget epsilon must be above 0, got {self.epsilon:g}")
         if self.earlier_rounds < 0:
-            raise ValueError(f"privacy: earlier_rounds must be at least 0, got {self.earlier_rounds}")
+            raise ValueError(
+                f"privacy: earlier_rounds must be at least 0, got {self.earlier_rounds}"
+            )
         if self.kept_by not in self.accountants:
-            raise ValueError(f"privacy: kept_by={self.kept_by!r} is not one of the accountants {', '.join(self.accountants)}")
+            raise ValueError(
+                f"privacy: kept_by={self.kept_by!r} is not one of the accountants {', '.join(self.accountants)}"
+            )
 
     def table(self) -> Mapping[str, str | int | float | list]:
         """Its values as a table of a configuration holds them."""
@@ -54,7 +61,8 @@ class Budget:
 
 
 class Ledger(NamedTuple):
-    """The privacy of a run's rounds. All rounds cost the same, so that their number is all there is to remember.
+    """The privacy of a run's rounds. All rounds cost the same, so that their number is all there is
+    to remember.
 
     mechanism: what a round reveals.
     budget: what may be spent, and who counts.
@@ -71,7 +79,8 @@ class Ledger(NamedTuple):
     def metrics(self, rounds: int) -> dict[str, float]:
         """What a line of a run's metrics says of privacy after so many rounds.
 
-        Past 99 rounds `pld`, which is slow, is of the next number of rounds with two digits: never too little.
+        Past 99 rounds `pld`, which is slow, is of the next number of rounds with two digits: never
+        too little.
         """
         total = self.budget.earlier_rounds + rounds
         return {
@@ -82,7 +91,9 @@ class Ledger(NamedTuple):
     def next_cost(self, rounds: int) -> float:
         """What one more round would add to the epsilon that the budget is kept by."""
         total = self.budget.earlier_rounds + rounds
-        return self._epsilon(self.budget.kept_by, total + 1) - self._epsilon(self.budget.kept_by, total)
+        return self._epsilon(self.budget.kept_by, total + 1) - self._epsilon(
+            self.budget.kept_by, total
+        )
 
     def left(self, rounds: int) -> int | None:
         """How many rounds the budget permits after so many; None without a budget."""
@@ -99,15 +110,19 @@ class Ledger(NamedTuple):
         """See that a run may go on to so many rounds.
 
         Raises:
-            BudgetSpentError: it would pass the budget; says what is left.
-            ValueError: an accountant cannot account for it, e.g. the step size is outside of the theorem's range.
+            BudgetSpentError: it would pass the budget; says what is left. ValueError: an accountant
+            cannot account for it, e.g. the step size is outside of the theorem's range.
         """
         limit, by = self.budget.epsilon, self.budget.kept_by
         now, then = self.spent(done)[by], self.spent(rounds)[by]
         if limit is None or then <= limit:
             return
         left = self.left(done)
-        way_out = f"run at most {left} more" if left else "the budget is spent, and these rows have no privacy left under it"
+        way_out = (
+            f"run at most {left} more"
+            if left
+            else "the budget is spent, and these rows have no privacy left under it"
+        )
         raise BudgetSpentError(
             f"the privacy budget is epsilon={limit:g} at delta={self.budget.delta:g}; {done} rounds have spent {now:.4g} of it, "
             f"and going on to round {rounds} would make it {then:.4g} (by {by}): {way_out}. A new run can reach more rounds "
@@ -127,7 +142,11 @@ class Ledger(NamedTuple):
         now = self.record(rounds)
         for name in sorted(now.keys() | record.keys()):
             before, here = record.get(name), now.get(name)
-            if before is None or here is None or abs(before - here) > _AGREE * max(abs(before), abs(here)):
+            if (
+                before is None
+                or here is None
+                or abs(before - here) > _AGREE * max(abs(before), abs(here))
+            ):
                 raise ValueError(
                     f"the checkpoint of round {rounds} says {name}={before} of its privacy, the ledger {here}: resume with the "
                     "settings and the version of dp-accounting that the run was started with"
@@ -141,7 +160,11 @@ class Ledger(NamedTuple):
         return self.budget.epsilon is None or epsilons[self.budget.kept_by] <= self.budget.epsilon
 
     def _epsilon(self, name: str, rounds: int) -> float:
-        return ACCOUNTANTS[name](self.mechanism, rounds=rounds, delta=self.budget.delta) if rounds else 0.0
+        return (
+            ACCOUNTANTS[name](self.mechanism, rounds=rounds, delta=self.budget.delta)
+            if rounds
+            else 0.0
+        )
 
 
 def _most(permits: Callable[[int], bool], limit: int) -> int:

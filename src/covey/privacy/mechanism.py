@@ -1,6 +1,7 @@
 """What a client of FA-LD releases, described once for every accountant.
 
-A local step on n_c rows, of which a minibatch S of m_c = gamma_c n_c is drawn, adds private noise to a sum of clipped gradients,
+A local step on n_c rows, of which a minibatch S of m_c = gamma_c n_c is drawn, adds private noise
+to a sum of clipped gradients,
 
     theta <- theta - eta / (gamma_c p_c) sum_S clip(grad l, C) + sqrt(2 eta tau (1 - rho^2) / p_c) xi  (+ noise that all know).
 
@@ -8,11 +9,11 @@ Replacing one row changes the sum by at most Delta = 2 C, so the noise is
 
     z_c = sqrt(2 tau (1 - rho^2) p_c / eta) gamma_c / Delta
 
-times the sensitivity. The noise that clients share, a part rho^2 of the variance, is public and protects nothing. K such steps
-(of each chain) are one round, in which S of N clients take part.
+times the sensitivity. The noise that clients share, a part rho^2 of the variance, is public and
+protects nothing. K such steps (of each chain) are one round, in which S of N clients take part.
 
-What is protected is one row of one client, in what the clients upload. Whatever else is shown of training rows (their loss, say)
-is outside of it.
+What is protected is one row of one client, in what the clients upload. Whatever else is shown of
+training rows (their loss, say) is outside of it.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,15 @@ from covey.core.cohort import Sampler
 CohortScheme: TypeAlias = Literal["full", "uniform", "weighted"]
 Sampling: TypeAlias = Literal["fixed", "poisson"]
 
-_GROUPS = 16  # of clients with about as many rows, each accounted by the worst that any of them could be
+_GROUPS = (
+    16  # of clients with about as many rows, each accounted by the worst that any of them could be
+)
 
 
 def participation(sampler: Sampler) -> tuple[CohortScheme, int | None]:
-    """The scheme and S of a sampler of cohorts. One of another kind is taken as everyone, every round: that reveals the most."""
+    """The scheme and S of a sampler of cohorts. One of another kind is taken as everyone, every
+    round: that reveals the most.
+    """
     if sampler.drawn is None:
         return "full", None
     return "uniform" if sampler.alike else "weighted", sampler.drawn
@@ -39,9 +44,11 @@ def participation(sampler: Sampler) -> tuple[CohortScheme, int | None]:
 
 @dataclass(frozen=True)
 class Group:
-    """Clients of about equal size, by their worst: minibatch of rows, noise, chance to be in a cohort.
+    """Clients of about equal size, by their worst: minibatch of rows, noise, chance to be in a
+    cohort.
 
-    batch, rows: the minibatch of the smallest of them, of the rows it is drawn from; the largest sampling rate.
+    batch, rows: the minibatch of the smallest of them, of the rows it is drawn from; the largest
+        sampling rate.
     noise: standard deviation over sensitivity when one row is replaced, of the one with the least.
     chance: to take part in a round, of the one with the largest.
     """
@@ -63,10 +70,13 @@ class Mechanism:
     local_steps: K, in a round.
     rows: the training rows of every client; p_c are their shares.
     batch_size: rows of a minibatch; None, or more than a client has: all of them.
-    scheme: who takes part, as in `core.cohort`: "full", "uniform" (scheme II) or "weighted" (scheme I).
+    scheme: who takes part, as in `core.cohort`: "full", "uniform" (scheme II) or "weighted" (scheme
+        I).
     cohort_size: S, for the last two.
-    sampling: "fixed" minibatches drawn without replacement; "poisson": each row by itself, with chance batch_size / n_c.
-    chains: that walk side by side, each with minibatches and noise of its own. All are uploaded, so each costs as much as one.
+    sampling: "fixed" minibatches drawn without replacement; "poisson": each row by itself, with
+        chance batch_size / n_c.
+    chains: that walk side by side, each with minibatches and noise of its own. All are uploaded, so
+        each costs as much as one.
     """
 
     step_size: int | float
@@ -87,18 +97,26 @@ class Mechanism:
             if not 0 < value < np.inf:
                 raise ValueError(f"privacy: {name} must be a finite number above 0, got {value:g}")
         if not 0 <= self.correlation <= 1:
-            raise ValueError(f"privacy: correlation (rho) must be in [0, 1], got {self.correlation:g}")
+            raise ValueError(
+                f"privacy: correlation (rho) must be in [0, 1], got {self.correlation:g}"
+            )
         for name in ("local_steps", "batch_size", "cohort_size", "chains"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"privacy: {name} must be at least 1, got {value}")
         if not self.rows or min(self.rows) < 1:
-            raise ValueError("privacy: every client needs at least one training row; leave out the clients without")
+            raise ValueError(
+                "privacy: every client needs at least one training row; leave out the clients without"
+            )
         if (self.scheme == "full") != (self.cohort_size is None):
             raise ValueError(
                 f"privacy: cohort_size goes with scheme 'uniform' or 'weighted', got {self.cohort_size} with {self.scheme!r}"
             )
-        if self.scheme == "uniform" and self.cohort_size is not None and self.cohort_size > self.clients:
+        if (
+            self.scheme == "uniform"
+            and self.cohort_size is not None
+            and self.cohort_size > self.clients
+        ):
             raise ValueError(
                 f"privacy: a cohort of {self.cohort_size} of {self.clients} clients; choose a size up to {self.clients}"
             )
@@ -158,11 +176,17 @@ class Mechanism:
     @cached_property
     def noises(self) -> np.ndarray:
         """z_c of clients of these sizes."""
-        return np.sqrt(2 * self.private_temperature * self.shares / self.step_size) * self.rates / self.sensitivity
+        return (
+            np.sqrt(2 * self.private_temperature * self.shares / self.step_size)
+            * self.rates
+            / self.sensitivity
+        )
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """Clients of at most 16 kinds. A client is never worse than its group: accountants may look at groups only."""
+        """Clients of at most 16 kinds. A client is never worse than its group: accountants may look
+        at groups only.
+        """
         places = np.array_split(np.arange(len(self.sizes)), min(_GROUPS, len(self.sizes)))
         return [
             Group(

@@ -1,7 +1,9 @@
-"""Settings of FA-LD inside a privacy budget: the largest step size for each way to share noise, draw clients and end.
+"""Settings of FA-LD inside a privacy budget: the largest step size for each way to share noise,
+draw clients and end.
 
-What a step reveals depends on step size, temperature and correlation through the noise z ~ sqrt(tau (1 - rho^2) / eta) alone.
-So the least z that keeps the budget is looked for once for each cohort size and number of rounds, on a grid of steps of 2 %.
+What a step reveals depends on step size, temperature and correlation through the noise z ~ sqrt(tau
+(1 - rho^2) / eta) alone. So the least z that keeps the budget is looked for once for each cohort
+size and number of rounds, on a grid of steps of 2 %.
 """
 
 import math
@@ -47,10 +49,11 @@ def plan(
     sampling: Sampling = "fixed",
     kept_by: Accountant = "rdp",
 ) -> list[Proposal]:
-    """The largest step size that keeps the budget, for each cohort size, number of rounds and correlation.
+    """The largest step size that keeps the budget, for each cohort size, number of rounds and
+    correlation.
 
-    Clients are taken to have `rows` rows each. Without choices of its own: all, half and a tenth of the clients; 100 and 1000
-    rounds; correlations of 0, 0.5 and 0.9.
+    Clients are taken to have `rows` rows each. Without choices of its own: all, half and a tenth of
+    the clients; 100 and 1000 rounds; correlations of 0, 0.5 and 0.9.
 
     Raises:
         ValueError: a setting is out of range, or nothing keeps the budget.
@@ -61,7 +64,9 @@ def plan(
         raise ValueError(f"privacy: delta must be in (0, 1), got {delta:g}")
     if clients < 1 or rows < 1:
         raise ValueError(f"privacy: clients and rows must be at least 1, got {clients} and {rows}")
-    sizes = cohort_sizes or sorted({clients, max(clients // 2, 1), max(clients // 10, 1)}, reverse=True)
+    sizes = cohort_sizes or sorted(
+        {clients, max(clients // 2, 1), max(clients // 10, 1)}, reverse=True
+    )
     proposals = []
     for size, number in product(sizes, rounds or (100, 1000)):
         full = scheme == "uniform" and size == clients
@@ -82,9 +87,14 @@ def plan(
         if noise is None:
             continue
         largest = float(base.noises[0] / noise) ** 2
-        spent = _spent(replace(base, step_size=largest), number, delta)  # the same for every correlation, with its step size
+        spent = _spent(
+            replace(base, step_size=largest), number, delta
+        )  # the same for every correlation, with its step size
         for correlation in (0.0, 0.5, 0.9) if correlations is None else correlations:
-            private = replace(base, correlation=correlation).private_temperature / base.private_temperature
+            private = (
+                replace(base, correlation=correlation).private_temperature
+                / base.private_temperature
+            )
             if private:  # without noise of the clients' own no step is small enough
                 proposals.append(Proposal(size, number, correlation, largest * private, spent))
     if not proposals:
@@ -95,7 +105,9 @@ def plan(
     return proposals
 
 
-def _least_noise(mechanism: Mechanism, rounds: int, delta: float, epsilon: float, kept_by: Accountant) -> float | None:
+def _least_noise(
+    mechanism: Mechanism, rounds: int, delta: float, epsilon: float, kept_by: Accountant
+) -> float | None:
     """The least noise on the grid that keeps the budget; None where none does."""
 
     def keeps(place: int) -> bool:
@@ -105,7 +117,8 @@ def _least_noise(mechanism: Mechanism, rounds: int, delta: float, epsilon: float
         except OutOfRangeError:
             return False
 
-    # What many small steps come to by the central limit theorem: twice too much or too little at most, mostly.
+    # What many small steps come to by the central limit theorem: twice too much or too little at
+    # most, mostly.
     steps = rounds * mechanism.steps * float(mechanism.chances[0])
     guess = 2 * float(mechanism.rates[0]) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     enough = max(round(math.log(max(guess, 0.1)) / math.log(_GRID)), 0)
@@ -125,7 +138,11 @@ def _least_noise(mechanism: Mechanism, rounds: int, delta: float, epsilon: float
 def _spent(mechanism: Mechanism, rounds: int, delta: float) -> dict[str, float]:
     """Epsilons by every accountant that has one for this mechanism."""
     sampled = mechanism.sampling == "fixed" and mechanism.rates.min() < 1
-    names = ["rdp", *(["theorem"] if mechanism.sampling == "fixed" else []), *([] if sampled else ["pld"])]
+    names = [
+        "rdp",
+        *(["theorem"] if mechanism.sampling == "fixed" else []),
+        *([] if sampled else ["pld"]),
+    ]
     spent = {}
     for name in names:
         try:

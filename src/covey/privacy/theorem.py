@@ -1,6 +1,8 @@
-"""Theorem G.3 of Deng et al. (2024), "On convergence of federated averaging Langevin dynamics": FA-LD's privacy in closed form.
+"""Theorem G.3 of Deng et al. (2024), "On convergence of federated averaging Langevin dynamics":
+FA-LD's privacy in closed form.
 
-With T = K R steps in R rounds, substitute-one adjacency, and any delta_0 in (0, 1), delta_1, delta_2 in [0, 1),
+With T = K R steps in R rounds, substitute-one adjacency, and any delta_0 in (0, 1), delta_1,
+delta_2 in [0, 1),
 
     eps_1  = 2 Delta sqrt(eta log(1.25 / delta_0) / (tau (1 - rho^2) min p_c)),
     eps_K  = eps_1 min{sqrt(2 K log(1 / delta_1)) + K (e^eps_1 - 1), K},
@@ -8,13 +10,15 @@ With T = K R steps in R rounds, substitute-one adjacency, and any delta_0 in (0,
     eps    = eps~_K min{sqrt(2 R log(1 / delta_2)) + R (e^eps~_K - 1), R},       delta = R delta~_K + delta_2,
     delta~_K = q (K gamma delta_0 + delta_1) in scheme II, a sum over how often a client is drawn in scheme I,
 
-valid if eta <= tau (1 - rho^2) gamma^2 min p_c / (Delta^2 log(1.25 / delta_0)). Full devices are scheme II with S = N. The
-theorem has clients of equal gamma and, in scheme I, equal p_c; where they are not, the worst of any client stands in each place.
+valid if eta <= tau (1 - rho^2) gamma^2 min p_c / (Delta^2 log(1.25 / delta_0)). Full devices are
+scheme II with S = N. The theorem has clients of equal gamma and, in scheme I, equal p_c; where they
+are not, the worst of any client stands in each place.
 
-Two things to know of it. It composes twice by the strong composition of 2010, and is loose where rounds are many. And its step
-from eps_K to eps~_K is amplification by sampling *clients*, whose proof compares a cohort with one in which a client is exchanged
-for another. That is a matter of one row only where clients look alike to whoever sees the uploads. Who knows that a client took
-part, as the server does, is kept from its rows by eps_K and not by eps~_K. `rdp` does without this step.
+Two things to know of it. It composes twice by the strong composition of 2010, and is loose where
+rounds are many. And its step from eps_K to eps~_K is amplification by sampling *clients*, whose
+proof compares a cohort with one in which a client is exchanged for another. That is a matter of one
+row only where clients look alike to whoever sees the uploads. Who knows that a client took part, as
+the server does, is kept from its rows by eps_K and not by eps~_K. `rdp` does without this step.
 """
 
 import itertools
@@ -36,7 +40,9 @@ class OutOfRangeError(ValueError):
 
 
 class Deltas(NamedTuple):
-    """The deltas 0, 1 and 2 of the theorem as log(1 / delta), infinite for none: scheme I needs smaller ones than floats hold."""
+    """The deltas 0, 1 and 2 of the theorem as log(1 / delta), infinite for none: scheme I needs
+    smaller ones than floats hold.
+    """
 
     of_noise: float
     of_steps: float
@@ -51,17 +57,21 @@ class Guarantee(NamedTuple):
 
 
 def theorem(mechanism: Mechanism, *, rounds: int, delta: float) -> float:
-    """The smallest epsilon that the theorem gives for this delta, over the ways to divide delta that are tried.
+    """The smallest epsilon that the theorem gives for this delta, over the ways to divide delta
+    that are tried.
 
     Each of the two compositions may go without a delta of its own; the rest is divided equally.
 
     Raises:
-        OutOfRangeError: the step size is outside of the theorem's range; the message names the largest permitted.
+        OutOfRangeError: the step size is outside of the theorem's range; the message names the
+        largest permitted.
     """
     ways = divisions(mechanism, rounds=rounds, delta=delta)
     allowed = [way for way in ways if mechanism.step_size <= largest_step_size(mechanism, way)]
     if not allowed:
-        largest = _rounded_down(max((largest_step_size(mechanism, way) for way in ways), default=0.0))
+        largest = _rounded_down(
+            max((largest_step_size(mechanism, way) for way in ways), default=0.0)
+        )
         raise OutOfRangeError(
             f"step_size={mechanism.step_size:g} is outside of the range of FA-LD's privacy theorem: with delta={delta:g} and "
             f"{rounds} rounds it must not exceed {largest}. Make it "
@@ -72,17 +82,33 @@ def theorem(mechanism: Mechanism, *, rounds: int, delta: float) -> float:
 
 
 def largest_permitted(mechanism: Mechanism, *, rounds: int, delta: float) -> float:
-    """The largest step size for which `theorem` holds. It does not depend on the mechanism's own."""
-    return max((largest_step_size(mechanism, way) for way in divisions(mechanism, rounds=rounds, delta=delta)), default=0.0)
+    """The largest step size for which `theorem` holds. It does not depend on the mechanism's
+    own.
+    """
+    return max(
+        (
+            largest_step_size(mechanism, way)
+            for way in divisions(mechanism, rounds=rounds, delta=delta)
+        ),
+        default=0.0,
+    )
 
 
 def guarantee(mechanism: Mechanism, *, rounds: int, deltas: Deltas) -> Guarantee:
-    """Theorem G.3 as it is printed, for given delta_0, delta_1 and delta_2; its condition on the step size is not looked at."""
+    """Theorem G.3 as it is printed, for given delta_0, delta_1 and delta_2; its condition on the
+    step size is not looked at.
+    """
     private = mechanism.private_temperature * float(mechanism.shares[0])
     log_term = math.log(1.25) + deltas.of_noise
-    of_step = 2 * mechanism.sensitivity * math.sqrt(mechanism.step_size * log_term / private) if private else math.inf
+    of_step = (
+        2 * mechanism.sensitivity * math.sqrt(mechanism.step_size * log_term / private)
+        if private
+        else math.inf
+    )
     of_client = _composed(of_step, mechanism.steps, deltas.of_steps)
-    delta = rounds * _exp(_log_delta_of_round(mechanism, deltas, of_client)) + math.exp(-deltas.of_rounds)
+    delta = rounds * _exp(_log_delta_of_round(mechanism, deltas, of_client)) + math.exp(
+        -deltas.of_rounds
+    )
     if not of_client < _LARGEST_EXPONENT:
         return Guarantee(math.inf, delta)
     of_round = math.log1p(_chance(mechanism) * math.expm1(of_client))
@@ -92,14 +118,20 @@ def guarantee(mechanism: Mechanism, *, rounds: int, deltas: Deltas) -> Guarantee
 def largest_step_size(mechanism: Mechanism, deltas: Deltas) -> float:
     """The condition of the theorem: eta must not exceed this."""
     of_clients = float(np.min(mechanism.rates**2 * mechanism.shares))
-    return mechanism.private_temperature * of_clients / (mechanism.sensitivity**2 * (math.log(1.25) + deltas.of_noise))
+    return (
+        mechanism.private_temperature
+        * of_clients
+        / (mechanism.sensitivity**2 * (math.log(1.25) + deltas.of_noise))
+    )
 
 
 def _composed(epsilon: float, times: int, log_inverse_delta: float) -> float:
     """Strong or plain composition, whichever is less."""
     if not epsilon < _LARGEST_EXPONENT:
         return math.inf
-    return epsilon * min(math.sqrt(2 * times * log_inverse_delta) + times * math.expm1(epsilon), times)
+    return epsilon * min(
+        math.sqrt(2 * times * log_inverse_delta) + times * math.expm1(epsilon), times
+    )
 
 
 def _chance(mechanism: Mechanism) -> float:
@@ -110,20 +142,34 @@ def _log_delta_of_round(mechanism: Mechanism, deltas: Deltas, epsilon: float) ->
     """The logarithm of delta~_K, where epsilon is eps_K."""
     of_client = math.log(mechanism.steps * float(mechanism.rates.max()))
     if mechanism.scheme != "weighted":
-        return math.log(_chance(mechanism)) + float(np.logaddexp(of_client - deltas.of_noise, -deltas.of_steps))
+        return math.log(_chance(mechanism)) + float(
+            np.logaddexp(of_client - deltas.of_noise, -deltas.of_steps)
+        )
     times = np.arange(1, mechanism.draws + 1)
     of_noise = math.log(1.25) + of_client - (math.log(1.25) + deltas.of_noise) / times**2
-    return float(np.logaddexp.reduce(_log_burden(mechanism, times, epsilon) + np.logaddexp(of_noise, -deltas.of_steps)))
+    return float(
+        np.logaddexp.reduce(
+            _log_burden(mechanism, times, epsilon) + np.logaddexp(of_noise, -deltas.of_steps)
+        )
+    )
 
 
 def _log_burden(mechanism: Mechanism, times: np.ndarray, epsilon: float) -> np.ndarray:
-    """Scheme I: how probable it is that a client is drawn so many times, and what that does to its delta; in logarithms."""
+    """Scheme I: how probable it is that a client is drawn so many times, and what that does to its
+    delta; in logarithms.
+    """
     draws, share = mechanism.draws, float(mechanism.shares.max())
     choices = gammaln(draws + 1) - gammaln(times + 1) - gammaln(draws - times + 1)
     others = xlog1py(draws - times, -share)
     if not 0 < epsilon < math.inf:
         return np.full(len(times), math.inf)
-    return choices + times * math.log(share) + others + _log_expm1(np.full(len(times), epsilon)) - _log_expm1(epsilon / times)
+    return (
+        choices
+        + times * math.log(share)
+        + others
+        + _log_expm1(np.full(len(times), epsilon))
+        - _log_expm1(epsilon / times)
+    )
 
 
 def _exp(x: float) -> float:
@@ -136,13 +182,17 @@ def _log_expm1(x: np.ndarray) -> np.ndarray:
 
 
 def divisions(mechanism: Mechanism, *, rounds: int, delta: float) -> list[Deltas]:
-    """Ways to divide delta: the parts of steps and rounds may be nothing, as a plain composition needs none."""
+    """Ways to divide delta: the parts of steps and rounds may be nothing, as a plain composition
+    needs none.
+    """
     if not 0 < delta < 1:
         raise ValueError(f"privacy: delta must be in (0, 1), got {delta:g}")
     if rounds < 1:
         raise ValueError(f"privacy: rounds must be at least 1, got {rounds}")
     if mechanism.sampling != "fixed":
-        raise ValueError("FA-LD's privacy theorem is for minibatches of fixed size; account poisson sampling by rdp or pld")
+        raise ValueError(
+            "FA-LD's privacy theorem is for minibatches of fixed size; account poisson sampling by rdp or pld"
+        )
     ways = []
     for for_steps, for_rounds in itertools.product((False, True), repeat=2):
         part = delta / (1 + for_steps + for_rounds)
@@ -156,7 +206,9 @@ def divisions(mechanism: Mechanism, *, rounds: int, delta: float) -> list[Deltas
 
 def _largest_epsilon_of_round(mechanism: Mechanism, of_steps: float) -> float:
     """eps_K at the largest permitted step size, where eps_1 = 2 gamma whatever delta_0 is."""
-    of_step = 2 * math.sqrt(float(np.min(mechanism.rates**2 * mechanism.shares) / mechanism.shares[0]))
+    of_step = 2 * math.sqrt(
+        float(np.min(mechanism.rates**2 * mechanism.shares) / mechanism.shares[0])
+    )
     return _composed(of_step, mechanism.steps, of_steps)
 
 
@@ -165,8 +217,12 @@ def _log_inverse_of_steps(mechanism: Mechanism, part: float) -> float:
     if mechanism.scheme != "weighted":
         return max(math.log(_chance(mechanism) / part), 0.0)
     times, found = np.arange(1, mechanism.draws + 1), -math.log(part)
-    for _ in range(50):  # eps_K grows with log(1 / delta_1), and the burden with eps_K: a fixed point, from below
-        burden = np.logaddexp.reduce(_log_burden(mechanism, times, _largest_epsilon_of_round(mechanism, found)))
+    for _ in range(
+        50
+    ):  # eps_K grows with log(1 / delta_1), and the burden with eps_K: a fixed point, from below
+        burden = np.logaddexp.reduce(
+            _log_burden(mechanism, times, _largest_epsilon_of_round(mechanism, found))
+        )
         found, before = max(float(burden) - math.log(part), found), found
         if found <= before:
             break
@@ -174,15 +230,23 @@ def _log_inverse_of_steps(mechanism: Mechanism, part: float) -> float:
 
 
 def _log_inverse_of_noise(mechanism: Mechanism, part: float) -> float | None:
-    """The log(1 / delta_0), the smallest with which delta_0 takes no more than its part of delta~_K; None where there is none."""
+    """The log(1 / delta_0), the smallest with which delta_0 takes no more than its part of
+    delta~_K; None where there is none.
+    """
     epsilon = _largest_epsilon_of_round(mechanism, math.inf)
 
     def excess(of_noise):
-        return _log_delta_of_round(mechanism, Deltas(of_noise, math.inf, math.inf), epsilon) - math.log(part)
+        return _log_delta_of_round(
+            mechanism, Deltas(of_noise, math.inf, math.inf), epsilon
+        ) - math.log(part)
 
     if excess(_LEAST) <= 0:
         return _LEAST
-    return None if excess(_MOST) > 0 else float(root_scalar(excess, bracket=(_LEAST, _MOST)).root) * (1 + 1e-9)
+    return (
+        None
+        if excess(_MOST) > 0
+        else float(root_scalar(excess, bracket=(_LEAST, _MOST)).root) * (1 + 1e-9)
+    )
 
 
 def _rounded_down(value: float) -> str:

@@ -1,12 +1,13 @@
 """`covey demo`: four hospitals and a heart-disease table that none of them would hand over.
 
-Three hospitals learn together; the fourth was never part of it. For each, a logistic regression trained on its own patients
-alone, one trained by federated averaging, one with an intercept of its own for each hospital (FedPop), and one on the pooled
-rows, which privacy forbids and the others are measured by.
-The divisions into training and test patients are repeated, as a hospital's test set alone is small.
+Three hospitals learn together; the fourth was never part of it. For each, a logistic regression
+trained on its own patients alone, one trained by federated averaging, one with an intercept of its
+own for each hospital (FedPop), and one on the pooled rows, which privacy forbids and the others are
+measured by. The divisions into training and test patients are repeated, as a hospital's test set
+alone is small.
 
-Then what the mixed-effects model says and how sure it is: the effects that hospitals share, each hospital's own intercept, and
-that of the fourth as its first patients come in.
+Then what the mixed-effects model says and how sure it is: the effects that hospitals share, each
+hospital's own intercept, and that of the fourth as its first patients come in.
 """
 
 from dataclasses import replace
@@ -39,20 +40,25 @@ NEW = "va"
 MEASURES = {"accuracy": "higher is better", "nll": "lower is better", "ece": "lower is better"}
 METHODS = ("local", "federated", "mixed effects", "pooled")
 ROUNDS, SPLITS = 60, 2
-PRIOR = 2.0  # the deviation of the shared effects: features are standardised, and no effect is far larger
+# the deviation of the shared effects: features are standardised, and no effect is far larger
+PRIOR = 2.0
 FIRST = (0, 5)  # patients of the new hospital
 PROBABILITY = 0.9
 
 
 class Findings(NamedTuple):
-    """What the mixed-effects model says: estimates and intervals of the shared effects, and of each hospital's intercept."""
+    """What the mixed-effects model says: estimates and intervals of the shared effects, and of each
+    hospital's intercept.
+    """
 
     shared: pd.DataFrame
     intercepts: pd.DataFrame
 
 
 class Outcome(NamedTuple):
-    """A line a division, hospital and method, with its measures; and the bits that the federation sent in one run."""
+    """A line a division, hospital and method, with its measures; and the bits that the federation
+    sent in one run.
+    """
 
     lines: pd.DataFrame
     bits: int
@@ -84,14 +90,19 @@ def main(out: Path, console: Console | None = None) -> None:
     charts = [
         grouped_bars(panels, title="Test patients", notes=MEASURES),
         intervals(
-            {"effects that hospitals share": findings.shared, "each hospital's own intercept": findings.intercepts},
+            {
+                "effects that hospitals share": findings.shared,
+                "each hospital's own intercept": findings.intercepts,
+            },
             title=f"Mixed effects: estimates and {PROBABILITY:.0%} intervals",
         ),
     ]
     out.mkdir(parents=True, exist_ok=True)
     write_page(out / "figure.html", "Heart disease in four hospitals", charts)
     atomic_files.write(out / "results.csv", outcome.lines.to_csv(index=False).encode())
-    effects = pd.concat({"shared": findings.shared, "intercept": findings.intercepts}, names=["kind", "name"])
+    effects = pd.concat(
+        {"shared": findings.shared, "intercept": findings.intercepts}, names=["kind", "name"]
+    )
     atomic_files.write(out / "effects.csv", effects.to_csv().encode())
     console.print(f"Figure: {out / 'figure.html'}   Numbers: {out / 'results.csv'}")
 
@@ -100,7 +111,9 @@ def compare(console: Console) -> Outcome:
     """The three ways of learning, over several divisions of the rows."""
     pieces, bits = [], 0
     for seed in track(range(SPLITS), "learning", console=console, transient=True):
-        hospitals, new = load("heart_disease").split(validation=0.0, test=0.3, seed=seed).hold_out([NEW])
+        hospitals, new = (
+            load("heart_disease").split(validation=0.0, test=0.3, seed=seed).hold_out([NEW])
+        )
         hospitals, scaling = hospitals.standardised()
         new, _ = new.standardised(scaling=scaling)
         step = optax.chain(optax.add_decayed_weights(0.01), optax.sgd(0.05, momentum=0.9))
@@ -119,29 +132,60 @@ def compare(console: Console) -> Outcome:
             unknown = done.evaluate(new, split="test").clients.assign(name=f"{NEW}*")
             both = pd.concat([known, unknown]).rename(columns={"name": "hospital"})
             pieces.append(both.assign(method=method, division=seed))
-    lines = pd.concat(pieces, ignore_index=True).filter(["division", "hospital", "method", "test_rows", *MEASURES])
+    lines = pd.concat(pieces, ignore_index=True).filter(
+        ["division", "hospital", "method", "test_rows", *MEASURES]
+    )
     return Outcome(lines, bits)
 
 
 def mixed_effects() -> Algorithm:
-    """The mixed-effects model by a kernel that needs no tuning for five patients or two hundred; it takes longer to compile."""
-    return fedpop(mixed_logistic(), step_size=1.0, draws=50, kernel=ornstein_uhlenbeck(), phi_prior=PRIOR, adapt_burn_in=20)
+    """The mixed-effects model by a kernel that needs no tuning for five patients or two hundred; it
+    takes longer to compile.
+    """
+    return fedpop(
+        mixed_logistic(),
+        step_size=1.0,
+        draws=50,
+        kernel=ornstein_uhlenbeck(),
+        phi_prior=PRIOR,
+        adapt_burn_in=20,
+    )
 
 
 def find() -> Findings:
-    """The mixed-effects model of all patients of three hospitals, and the fourth as its patients come in."""
+    """The mixed-effects model of all patients of three hospitals, and the fourth as its patients
+    come in.
+    """
     hospitals, new = load("heart_disease").hold_out([NEW])
     hospitals, scaling = hospitals.standardised()
     new, _ = new.standardised(scaling=scaling)
     method = mixed_effects()
     fit = run(method, hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
-    shared = shared_effects(method, mixed_logistic(), fit.state.theta, hospitals, phi_prior=PRIOR, probability=PROBABILITY)
-    shared = shared.filter(like="weights[", axis=0).rename(lambda label: label.removeprefix("weights[").removesuffix("]"))
+    shared = shared_effects(
+        method,
+        mixed_logistic(),
+        fit.state.theta,
+        hospitals,
+        phi_prior=PRIOR,
+        probability=PROBABILITY,
+    )
+    shared = shared.filter(like="weights[", axis=0).rename(
+        lambda label: label.removeprefix("weights[").removesuffix("]")
+    )
     patients = int(new.counts("train")[0])
-    arriving = {f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)}
+    arriving = {
+        f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)
+    }
     tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]
-    tables += [fit.posterior.summary(NEW, probability=PROBABILITY, data=some).set_axis([name]) for name, some in arriving.items()]
-    names = {"mean": "estimate", f"lower_{100 * PROBABILITY:g}": "low", f"upper_{100 * PROBABILITY:g}": "high"}
+    tables += [
+        fit.posterior.summary(NEW, probability=PROBABILITY, data=some).set_axis([name])
+        for name, some in arriving.items()
+    ]
+    names = {
+        "mean": "estimate",
+        f"lower_{100 * PROBABILITY:g}": "low",
+        f"upper_{100 * PROBABILITY:g}": "high",
+    }
     columns = list(names.values())
     return Findings(shared.filter(columns), pd.concat(tables).rename(columns=names).filter(columns))
 
@@ -156,10 +200,18 @@ def arrived(new: FederatedData, patients: int) -> FederatedData:
 def table_of_effects(findings: Findings) -> Table:
     """The second table: both kinds of effects side by side."""
     table = Table(title="What the mixed-effects model says", title_justify="left")
-    for heading in ("shared effect", f"{PROBABILITY:.0%} interval", "intercept of", f"{PROBABILITY:.0%} interval"):
+    for heading in (
+        "shared effect",
+        f"{PROBABILITY:.0%} interval",
+        "intercept of",
+        f"{PROBABILITY:.0%} interval",
+    ):
         table.add_column(heading, justify="left" if heading[0] in "si" else "right")
     sides = [
-        [(str(name), f"{line['estimate']:.2f} ({line['low']:.2f}, {line['high']:.2f})") for name, line in frame.iterrows()]
+        [
+            (str(name), f"{line['estimate']:.2f} ({line['low']:.2f}, {line['high']:.2f})")
+            for name, line in frame.iterrows()
+        ]
         for frame in findings
     ]
     for left, right in zip_longest(*sides, fillvalue=("", "")):
@@ -169,7 +221,9 @@ def table_of_effects(findings: Findings) -> Table:
 
 def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std"]) -> pd.DataFrame:
     """A row a hospital, a column a method."""
-    table = lines.pivot_table(index="hospital", columns="method", values=measure, aggfunc=summary, sort=False)
+    table = lines.pivot_table(
+        index="hospital", columns="method", values=measure, aggfunc=summary, sort=False
+    )
     return table.filter(list(METHODS))
 
 

@@ -7,7 +7,16 @@ from plotly.subplots import make_subplots
 
 COLOURS = ("#7f7f7f", "#1f6fb2", "#d1733b", "#3a8f5c", "#8a5fa8", "#b8a038")
 # Columns of the metrics that count things rather than measure how well the run does.
-BOOKKEEPING = ("round", "clients", "lost", "late", "diverged", "diverged_id", "seconds", "local_steps")
+BOOKKEEPING = (
+    "round",
+    "clients",
+    "lost",
+    "late",
+    "diverged",
+    "diverged_id",
+    "seconds",
+    "local_steps",
+)
 
 
 def styled(figure: go.Figure, *, title: str, height: int) -> go.Figure:
@@ -24,9 +33,15 @@ def styled(figure: go.Figure, *, title: str, height: int) -> go.Figure:
     return figure
 
 
-def grouped_bars(tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str, str]) -> go.Figure:
-    """A panel a measure: `tables[measure]` has a row a client and a column a method. `notes` say which way is better."""
-    figure = make_subplots(cols=len(tables), subplot_titles=[f"{name} ({notes[name]})" for name in tables])
+def grouped_bars(
+    tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str, str]
+) -> go.Figure:
+    """A panel a measure: `tables[measure]` has a row a client and a column a method. `notes` say
+    which way is better.
+    """
+    figure = make_subplots(
+        cols=len(tables), subplot_titles=[f"{name} ({notes[name]})" for name in tables]
+    )
     for panel, table in enumerate(tables.values(), 1):
         for place, method in enumerate(table.columns):
             bars = go.Bar(
@@ -42,10 +57,16 @@ def grouped_bars(tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str
 
 
 def intervals(tables: dict[str, pd.DataFrame], *, title: str) -> go.Figure:
-    """A panel a table: estimates as points, their intervals as lines. Tables have the columns estimate, low and high."""
+    """A panel a table: estimates as points, their intervals as lines. Tables have the columns
+    estimate, low and high.
+    """
     figure = make_subplots(cols=len(tables), subplot_titles=list(tables), horizontal_spacing=0.25)
     for panel, table in enumerate(tables.values(), 1):
-        error = {"array": table["high"] - table["estimate"], "arrayminus": table["estimate"] - table["low"], "thickness": 2}
+        error = {
+            "array": table["high"] - table["estimate"],
+            "arrayminus": table["estimate"] - table["low"],
+            "thickness": 2,
+        }
         points = go.Scatter(
             x=table["estimate"],
             y=[str(name) for name in table.index],
@@ -62,19 +83,33 @@ def intervals(tables: dict[str, pd.DataFrame], *, title: str) -> go.Figure:
 
 def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
     """Every measure against rounds, a panel each."""
-    names = [name for name in metrics.dropna(axis="columns", how="all").columns if name not in BOOKKEEPING]
-    figure = make_subplots(cols=2, rows=-(-len(names) // 2), subplot_titles=[name.replace("_", " ") for name in names])
+    names = [
+        name
+        for name in metrics.dropna(axis="columns", how="all").columns
+        if name not in BOOKKEEPING
+    ]
+    figure = make_subplots(
+        cols=2, rows=-(-len(names) // 2), subplot_titles=[name.replace("_", " ") for name in names]
+    )
     for place, name in enumerate(names):
         known = metrics[["round", name]].dropna()
         values = known[name].cumsum() if name.startswith("bits") else known[name]
-        line = go.Scatter(x=known["round"], y=values, mode="lines", showlegend=False, line={"color": COLOURS[1], "width": 2})
+        line = go.Scatter(
+            x=known["round"],
+            y=values,
+            mode="lines",
+            showlegend=False,
+            line={"color": COLOURS[1], "width": 2},
+        )
         figure.add_trace(line, row=place // 2 + 1, col=place % 2 + 1)
     figure.update_xaxes(title_text="round")
     return styled(figure, title=title, height=120 + 260 * -(-len(names) // 2))
 
 
 def spread(clients: pd.DataFrame, measure: str, *, title: str) -> go.Figure:
-    """How a measure spreads over clients, from the worst served to the best, with their rows beside it."""
+    """How a measure spreads over clients, from the worst served to the best, with their rows beside
+    it.
+    """
     ordered = clients.dropna(subset=[measure]).sort_values(measure, kind="stable")
     figure = go.Figure(
         go.Bar(
@@ -97,8 +132,12 @@ def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
     """
     filled = table[table["count"] > 0]
     middle, width = (filled["lower"] + filled["upper"]) / 2, filled["upper"] - filled["lower"]
-    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06)
-    accuracy = go.Bar(x=middle, y=filled["accuracy"], width=width, name="accuracy", marker_color=COLOURS[1])
+    figure = make_subplots(
+        rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06
+    )
+    accuracy = go.Bar(
+        x=middle, y=filled["accuracy"], width=width, name="accuracy", marker_color=COLOURS[1]
+    )
     gap = go.Bar(
         x=middle,
         y=filled["confidence"] - filled["accuracy"],
@@ -107,8 +146,16 @@ def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
         name="gap to the confidence",
         marker={"color": "rgba(209, 115, 59, 0.35)", "line": {"color": COLOURS[2], "width": 1}},
     )
-    right = go.Scatter(x=[0, 1], y=[0, 1], mode="lines", name="as sure as right", line={"color": COLOURS[0], "dash": "dash"})
-    count = go.Bar(x=middle, y=filled["count"], width=width, showlegend=False, marker_color=COLOURS[0])
+    right = go.Scatter(
+        x=[0, 1],
+        y=[0, 1],
+        mode="lines",
+        name="as sure as right",
+        line={"color": COLOURS[0], "dash": "dash"},
+    )
+    count = go.Bar(
+        x=middle, y=filled["count"], width=width, showlegend=False, marker_color=COLOURS[0]
+    )
     for trace, row in ((accuracy, 1), (gap, 1), (right, 1), (count, 2)):
         figure.add_trace(trace, row=row, col=1)
     figure.update_layout(barmode="overlay")
@@ -123,10 +170,15 @@ def entropies(inside: np.ndarray, outside: np.ndarray, *, title: str) -> go.Figu
     """Histograms of the entropies of usual and of strange rows, in the same bins."""
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=40)
     figure = go.Figure()
-    for name, values, colour in (("usual rows", inside, COLOURS[1]), ("strange rows", outside, COLOURS[2])):
+    for name, values, colour in (
+        ("usual rows", inside, COLOURS[1]),
+        ("strange rows", outside, COLOURS[2]),
+    ):
         share = np.histogram(values, edges)[0] / len(values)
         middle, width = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
-        figure.add_trace(go.Bar(x=middle, y=share, width=width, name=name, marker_color=colour, opacity=0.6))
+        figure.add_trace(
+            go.Bar(x=middle, y=share, width=width, name=name, marker_color=colour, opacity=0.6)
+        )
     figure.update_layout(barmode="overlay")
     figure.update_xaxes(title_text="predictive entropy")
     figure.update_yaxes(title_text="share of rows")

@@ -1,4 +1,6 @@
-"""One self-contained HTML page of a run: what was run, how it went, how each client fares. It opens without a network."""
+"""One self-contained HTML page of a run: what was run, how it went, how each client fares. It opens
+without a network.
+"""
 
 from collections.abc import Sequence
 from html import escape
@@ -28,7 +30,9 @@ def write(run: Run, path: Path, *, settings: str = "") -> None:
     if evaluated:
         evaluation, clients = run.evaluation, run.clients
         measure = "accuracy" if "accuracy" in clients else "nll"
-        figures.append(spread(clients, measure, title=f"{measure} of each client, {run.split} rows"))
+        figures.append(
+            spread(clients, measure, title=f"{measure} of each client, {run.split} rows")
+        )
         if "ece" in evaluation.metrics:
             errors = evaluation.calibration_errors
             title = f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
@@ -40,9 +44,13 @@ def write(run: Run, path: Path, *, settings: str = "") -> None:
     write_page(path, title, figures, sections)
 
 
-def write_page(path: Path, title: str, figures: Sequence[go.Figure], sections: Sequence[str] = ()) -> None:
+def write_page(
+    path: Path, title: str, figures: Sequence[go.Figure], sections: Sequence[str] = ()
+) -> None:
     """A page of figures, and sections of HTML below; the title is HTML too."""
-    body = "".join(_embedded(figure, first=place == 0) for place, figure in enumerate(figures)) + "".join(sections)
+    body = "".join(
+        _embedded(figure, first=place == 0) for place, figure in enumerate(figures)
+    ) + "".join(sections)
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
         f"<style>{_STYLE}</style><h1>{title}</h1>{body}</html>"
@@ -55,4 +63,6 @@ def _embedded(figure: go.Figure, *, first: bool) -> str:
 
 
 def _table(frame: pd.DataFrame) -> str:
-    return frame.to_html(index=False, border=0, float_format=lambda value: f"{value:.4g}", na_rep="", max_rows=500)
+    return frame.to_html(
+        index=False, border=0, float_format=lambda value: f"{value:.4g}", na_rep="", max_rows=500
+    )

@@ -1,4 +1,6 @@
-"""Files that are either whole or not there: written beside their place, forced to disk, then moved into it."""
+"""Files that are either whole or not there: written beside their place, forced to disk, then moved
+into it.
+"""
 
 import errno
 import os
@@ -11,7 +13,8 @@ SUFFIX = ".part"  # of a file that is being written
 
 
 def write(path: Path, *parts: bytes) -> None:
-    """Write or replace a file. After a crash or on a full disk the old file is there, whole, and nothing else.
+    """Write or replace a file. After a crash or on a full disk the old file is there, whole, and
+    nothing else.
 
     Raises:
         OSError: it could not be written; what was at `path` before is untouched.

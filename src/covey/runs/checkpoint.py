@@ -1,7 +1,7 @@
 """Checkpoints: the newest two states of a run, each a file that is whole or absent.
 
-A file is a magic word, a JSON header with its length, the state's bytes (`core.wire`), and a CRC-32 of all that. Two are kept,
-so that one damaged on disk leaves the one before it.
+A file is a magic word, a JSON header with its length, the state's bytes (`core.wire`), and a CRC-32
+of all that. Two are kept, so that one damaged on disk leaves the one before it.
 """
 
 import json
@@ -20,7 +20,8 @@ _KEPT = 2
 
 
 class Header(NamedTuple):
-    """What a checkpoint is of: after which round, of which method, under which configuration (its digest).
+    """What a checkpoint is of: after which round, of which method, under which configuration (its
+    digest).
 
     privacy: what a ledger has counted up to here; None without one.
     """
@@ -43,7 +44,9 @@ class DamagedError(ValueError):
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint, then remove all but the newest two. On a full disk the ones before stay as they are."""
+    """Write a checkpoint, then remove all but the newest two. On a full disk the ones before stay
+    as they are.
+    """
     header = json.dumps(checkpoint.header._asdict()).encode()
     head = _MAGIC + struct.pack("<I", len(header)) + header
     checksum = zlib.crc32(checkpoint.body, zlib.crc32(head))
@@ -53,7 +56,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a warning for each that is not; None where there is none at all."""
+    """The newest checkpoint that is whole, with a warning for each that is not; None where there is
+    none at all.
+    """
     damaged: list[str] = []
     for number in reversed(rounds(folder)):
         path = _path(folder, number)

@@ -12,7 +12,8 @@ _HASHED_ROWS = 4096  # of data that are larger
 
 
 def data_digest(data: FederatedData) -> str:
-    """Tells data apart: from clients, parts and shapes, and from all rows, or evenly spaced ones where they exceed 64 MB.
+    """Tells data apart: from clients, parts and shapes, and from all rows, or evenly spaced ones
+    where they exceed 64 MB.
 
     Names, of clients and of columns, are no part of it: they change no number.
     """

@@ -1,8 +1,10 @@
-"""A run on disk: `runs/NAME/` with `config.toml`, `metrics.jsonl`, `checkpoints/`, `clients.parquet` and `lock`.
+"""A run on disk: `runs/NAME/` with `config.toml`, `metrics.jsonl`, `checkpoints/`,
+`clients.parquet` and `lock`.
 
-The order of writing makes it safe against a crash at any moment: the metrics of a round are on disk before its checkpoint is,
-so a resumed run finds every round up to the checkpoint and cuts off what comes after. The lock is the kernel's and dies with
-the process that holds it; the text in it says who that is.
+The order of writing makes it safe against a crash at any moment: the metrics of a round are on disk
+before its checkpoint is, so a resumed run finds every round up to the checkpoint and cuts off what
+comes after. The lock is the kernel's and dies with the process that holds it; the text in it says
+who that is.
 """
 
 import fcntl
@@ -23,7 +25,8 @@ from covey.runs import atomic_files, checkpoint, toml
 if TYPE_CHECKING:
     import pandas as pd
 
-Record: TypeAlias = dict[str, int | float | None]  # the numbers of one round; None where one is not finite
+# the numbers of one round; None where one is not finite
+Record: TypeAlias = dict[str, int | float | None]
 
 # What may change when a run is resumed; none of it changes the numbers of a round.
 _FREE = ("run.rounds", "run.checkpoint_every", "run.name")
@@ -35,7 +38,9 @@ class BusyError(OSError):
 
 
 class RunDirectory:
-    """The files of one run. All but the constructor and `held` are for the process that holds the lock."""
+    """The files of one run. All but the constructor and `held` are for the process that holds the
+    lock.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -104,7 +109,8 @@ class RunDirectory:
         return max(checkpoint.rounds(self._checkpoints), default=0)
 
     def save(self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None) -> None:
-        """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to it are on disk.
+        """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to
+        it are on disk.
 
         Raises:
             OSError: e.g. on a full disk; the checkpoints before are as they were.
@@ -127,7 +133,9 @@ class RunDirectory:
             file.write(lines.encode())
 
     def cut_metrics(self, rounds: int) -> list[Record]:
-        """The first `rounds` lines of `metrics.jsonl`; the others, and a last line that was torn, are cut off the file."""
+        """The first `rounds` lines of `metrics.jsonl`; the others, and a last line that was torn,
+        are cut off the file.
+        """
         kept: list[Record] = []
         if not self._metrics.exists():
             self._metrics.touch()

@@ -1,8 +1,10 @@
-"""Draws that a run collects from its server's state: in memory, and on disk in chunks that are never written twice.
+"""Draws that a run collects from its server's state: in memory, and on disk in chunks that are
+never written twice.
 
-A chunk is a file of draws `first` to `end`, whole or absent, in the format of messages (`core.wire`), with a checksum. It is
-written before the checkpoint that its draws belong to. A run that is resumed from a checkpoint finds every draw up to it, and
-removes later chunks, which the rounds to come make again, number for number.
+A chunk is a file of draws `first` to `end`, whole or absent, in the format of messages
+(`core.wire`), with a checksum. It is written before the checkpoint that its draws belong to. A run
+that is resumed from a checkpoint finds every draw up to it, and removes later chunks, which the
+rounds to come make again, number for number.
 """
 
 from pathlib import Path
@@ -67,7 +69,9 @@ class Draws:
             raise ValueError(f"{path} is damaged: {error}. Put the file back, or start again in another directory.") from error
 
     def _cut(self, folder: Path) -> None:
-        """Remove chunks past the checkpoint and leftovers of writing; what is before it must be there."""
+        """Remove chunks past the checkpoint and leftovers of writing; what is before it must be
+        there.
+        """
         for leftover in folder.glob(f"*{atomic_files.SUFFIX}"):
             leftover.unlink()
         end = 0

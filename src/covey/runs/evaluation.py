@@ -1,4 +1,6 @@
-"""What an evaluation found: over all rows together, for each client, and for the clients that are served worst."""
+"""What an evaluation found: over all rows together, for each client, and for the clients that are
+served worst.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +41,8 @@ class Evaluation:
 
     @property
     def bottom_decile(self) -> float:
-        """The accuracy of the (T/10)-th worst of T clients, as Marfoq et al. (2021) report it; of the worst if T < 10.
+        """The accuracy of the (T/10)-th worst of T clients, as Marfoq et al. (2021) report it; of
+        the worst if T < 10.
 
         Clients without rows in the split are left out.
         """
@@ -50,7 +53,9 @@ class Evaluation:
         return float(ranked[max(len(ranked) // 10, 1) - 1])
 
     def reliability(self, client: str | int | None = None) -> pd.DataFrame:
-        """Confidence and accuracy by bin, of one client (its name or id) or of all together; see `inference.calibration`."""
+        """Confidence and accuracy by bin, of one client (its name or id) or of all together; see
+        `inference.calibration`.
+        """
         bins = self._bins
         if client is not None:
             place = self.data.position_of(client)

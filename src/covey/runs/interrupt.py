@@ -1,4 +1,6 @@
-"""Ctrl-C during a run: it stops between rounds, where everything can be saved, not in the middle of one."""
+"""Ctrl-C during a run: it stops between rounds, where everything can be saved, not in the middle of
+one.
+"""
 
 import signal
 import sys
@@ -9,7 +11,8 @@ from types import FrameType
 class StopRequest:
     """A context in which the first Ctrl-C is remembered and the second stops at once.
 
-    Only the main thread hears signals; in another, and where Ctrl-C is ignored (a job in the background), nothing changes.
+    Only the main thread hears signals; in another, and where Ctrl-C is ignored (a job in the
+    background), nothing changes.
     """
 
     def __init__(self) -> None:

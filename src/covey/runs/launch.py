@@ -1,4 +1,6 @@
-"""One run: a method on federated data for a number of rounds, watched, checkpointed, stopped and continued."""
+"""One run: a method on federated data for a number of rounds, watched, checkpointed, stopped and
+continued.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,22 +59,30 @@ def run(
         cohort: who takes part in a round; everyone by default.
         channel: what uploads pass through; unchanged by default.
         faults: chances of lost, late and repeated messages; none by default.
-        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes; "peers" has no server.
-        topology: who talks to whom among peers, from `covey.topology`; for engine="peers" only, by default everyone to everyone.
+        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes; "peers"
+            has no server.
+        topology: who talks to whom among peers, from `covey.topology`; for engine="peers" only, by
+            default everyone to everyone.
         chunk: clients side by side in "simulate".
-        storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or very many. With rows on the
-            host and a run directory, what clients keep between rounds lies there too, memory-mapped.
-        privacy: what may be revealed of a row, and who counts; for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
-            What has been revealed is in the metrics of every round, and more rounds than the budget permits are refused. Only
-            uploads are counted: an evaluation shows what it shows.
-        evaluate_every: evaluate after each such number of rounds, and after the last; None: only when asked.
+        storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or
+            very many. With rows on the host and a run directory, what clients keep between rounds
+            lies there too, memory-mapped.
+        privacy: what may be revealed of a row, and who counts; for methods that protect rows, e.g.
+            `covey.fald(..., clip=1.0)`. What has been revealed is in the metrics of every round,
+            and more rounds than the budget permits are refused. Only uploads are counted: an
+            evaluation shows what it shows.
+        evaluate_every: evaluate after each such number of rounds, and after the last; None: only
+            when asked.
         split: the rows to evaluate on.
         out: the run directory; None keeps nothing on disk.
-        checkpoint_every: in rounds; None: once a minute. There is always one at the end, and after Ctrl-C.
-        resume: go on with the run in `out`. Method, data, seed and settings must be those it was started with.
+        checkpoint_every: in rounds; None: once a minute. There is always one at the end, and after
+            Ctrl-C.
+        resume: go on with the run in `out`. Method, data, seed and settings must be those it was
+            started with.
         progress: show progress once the work takes more than two seconds.
         name: what the run is called; by default the name of its directory, or of the method.
-        settings: what `config.toml` records, and a resumed run is compared with; by default the arguments that have a name.
+        settings: what `config.toml` records, and a resumed run is compared with; by default the
+            arguments that have a name.
 
     Raises:
         BudgetSpentError: so many rounds would reveal more than the budget permits; none is run.

@@ -1,4 +1,6 @@
-"""What a run shows while it works: a live line on a terminal, plain lines elsewhere, nothing for work under two seconds."""
+"""What a run shows while it works: a live line on a terminal, plain lines elsewhere, nothing for
+work under two seconds.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +19,8 @@ _SHOWN = 4
 
 
 class Display:
-    """Round, rate, time left, newest metrics, bits sent; on stderr, so that results on stdout stay clean.
+    """Round, rate, time left, newest metrics, bits sent; on stderr, so that results on stdout stay
+    clean.
 
     A context: leaving it ends the live line.
     """
@@ -40,7 +43,8 @@ class Display:
         self._line_at = -_SECONDS_BETWEEN_LINES
         self._marks: deque[tuple[float, int]] = deque()
         self._live: Progress | None = None
-        # The first rounds wait for their program to be compiled, which can take longer than the rounds.
+        # The first rounds wait for their program to be compiled, which can take longer than the
+        # rounds.
         self._patience = Timer(quiet, self._tell_of_compiling)
         self._patience.daemon = True
 
@@ -85,7 +89,9 @@ class Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _rate(self, now: float, number: int) -> float | None:
-        """Rounds a second of late; None after the first block, whose time was mostly spent on compiling."""
+        """Rounds a second of late; None after the first block, whose time was mostly spent on
+        compiling.
+        """
         self._marks.append((now, number))
         while len(self._marks) > 2 and now - self._marks[1][0] > _SECONDS_OF_RATE:
             self._marks.popleft()
@@ -107,7 +113,8 @@ class Display:
 
     def _text(self, number: int, rate: float | None) -> str:
         parts = [f"{rate:.3g} rounds/s", f"{duration((self._last - number) / rate)} left"] if rate else []
-        shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]  # evaluation first
+        # evaluation first
+        shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]
         parts += [f"{key} {self._newest[key]:.4g}" for key in shown]
         return ", ".join([*parts, f"{size(self._bits)} sent"])
 

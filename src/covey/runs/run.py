@@ -1,7 +1,8 @@
 """Where a run stands: what it has found so far, for looking at it, evaluating it and going on.
 
-Rounds run in blocks that end where something is due (an evaluation, a checkpoint, the end) and otherwise grow to about half a
-second, so that the progress moves and Ctrl-C is heard. No number depends on where blocks end.
+Rounds run in blocks that end where something is due (an evaluation, a checkpoint, the end) and
+otherwise grow to about half a second, so that the progress moves and Ctrl-C is heard. No number
+depends on where blocks end.
 """
 
 import math
@@ -46,7 +47,9 @@ class Plan(NamedTuple):
 
 
 class Run:
-    """Where a run stands. Made by `covey.run`; look at it, evaluate it, predict with it, and `advance`."""
+    """Where a run stands. Made by `covey.run`; look at it, evaluate it, predict with it, and
+    `advance`.
+    """
 
     def __init__(
         self,
@@ -93,14 +96,19 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds without an evaluation."""
+        """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds
+        without an evaluation.
+        """
         frame = pd.DataFrame(self._records)
-        without_numbers = frame.columns[frame.isna().all()]  # Nones only, which pandas would keep as objects
+        # Nones only, which pandas would keep as objects
+        without_numbers = frame.columns[frame.isna().all()]
         return frame.astype(dict.fromkeys(without_numbers, float))
 
     @property
     def clients(self) -> pd.DataFrame:
-        """One line a client: id, name, rows of each split, and its metrics at the last evaluation (now, if there was none)."""
+        """One line a client: id, name, rows of each split, and its metrics at the last evaluation
+        (now, if there was none).
+        """
         return self.evaluation.clients
 
     @property
@@ -109,25 +117,33 @@ class Run:
         return self._last or self.evaluate(split=self._plan.split)
 
     def evaluate(self, data: FederatedData | None = None, *, split: Split = "test") -> Evaluation:
-        """Every client on one split of its rows. Clients of other data are new: each is adapted to its training rows."""
+        """Every client on one split of its rows. Clients of other data are new: each is adapted to
+        its training rows.
+        """
         of = self.data.replaced_by(data)
         need_rows(of, split)
         return Evaluation(self.round, split, of, self._engine.evaluate(self._state, split, data))
 
     def predict(self, x: PyTree, *, client: str | int, data: FederatedData | None = None) -> PyTree:
-        """The predictive distribution of a client (its name or id) for new rows; with other data, of a client never seen."""
+        """The predictive distribution of a client (its name or id) for new rows; with other data,
+        of a client never seen.
+        """
         return self._engine.predict(self._state, self.data.replaced_by(data).position_of(client), x, data)
 
     @property
     def posterior(self) -> Posterior:
-        """The clients' posterior at this round: draws, trace and summary. Only methods that draw have it."""
+        """The clients' posterior at this round: draws, trace and summary. Only methods that draw
+        have it.
+        """
         if self.method.draws is None:
             raise AttributeError(no_draws(self.method))
         return Posterior(self.data, partial(self._engine.draws, self._state), self._origin, self._axes)
 
     @property
     def chains(self) -> SharedPosterior:
-        """The posterior of what all clients share, from all draws so far. Only methods whose server samples have it."""
+        """The posterior of what all clients share, from all draws so far. Only methods whose server
+        samples have it.
+        """
         if self.method.chains is None or self._draws is None:
             raise AttributeError(f"{self.method.name} does not sample what clients share, as fald does")
         return SharedPosterior(self.method.chains, self._draws.all, self._origin, self._axes)
@@ -237,7 +253,8 @@ class Run:
         return f"client {self.data.name_of(position)!r}: {why}"
 
     def _next_stop(self, target: int) -> int:
-        longest = self._block if self._draws is None else min(self._block, self._draws.places)  # before a draw is overwritten
+        # before a draw is overwritten
+        longest = self._block if self._draws is None else min(self._block, self._draws.places)
         stops = [target, self.round + longest]
         stops += [
             (self.round // every + 1) * every for every in (self._plan.evaluate_every, self._plan.checkpoint_every) if every
@@ -271,7 +288,9 @@ class Run:
 
 
 def begun(run: Run, rounds: int) -> Run:
-    """A run that was just made or restored, after its rounds. Whoever made it holds its directory and has checked its budget."""
+    """A run that was just made or restored, after its rounds. Whoever made it holds its directory
+    and has checked its budget.
+    """
     run._advance_to(rounds)
     return run
 

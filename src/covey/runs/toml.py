@@ -1,4 +1,6 @@
-"""Tables as TOML text, and nested tables as dotted keys. Python reads TOML but does not write it."""
+"""Tables as TOML text, and nested tables as dotted keys. Python reads TOML but does not write
+it.
+"""
 
 import json
 from collections.abc import Mapping
@@ -46,7 +48,8 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return repr(value)  # the shortest text that reads back as the same number; inf and nan are TOML too
+        # the shortest text that reads back as the same number; inf and nan are TOML too
+        return repr(value)
     if isinstance(value, str):
         return _string(value)
     if isinstance(value, list | tuple):

@@ -1,8 +1,9 @@
 """Who talks to whom where there is no server, and with what weight.
 
-A topology is a function of the number of peers. It gives mixing matrices W, one for a round, used one after the other and then
-from the first again: a peer's new value is sum_j W_ij x_j over itself and its neighbours. W is symmetric and doubly stochastic,
-so the mean over peers is kept, and W_ii > 0. The graphs of all rounds together must be connected.
+A topology is a function of the number of peers. It gives mixing matrices W, one for a round, used
+one after the other and then from the first again: a peer's new value is sum_j W_ij x_j over itself
+and its neighbours. W is symmetric and doubly stochastic, so the mean over peers is kept, and W_ii >
+0. The graphs of all rounds together must be connected.
 """
 
 from collections.abc import Callable

@@ -23,13 +23,17 @@ def ring(*, weights: Weights = "metropolis") -> Topology:
 
     def topology(peers: int) -> Matrices:
         place = np.arange(peers)
-        return weights_of(_of_edges(np.stack([place, (place + 1) % peers], axis=1), peers), weights)[None]
+        return weights_of(
+            _of_edges(np.stack([place, (place + 1) % peers], axis=1), peers), weights
+        )[None]
 
     return topology
 
 
 def grid(*, weights: Weights = "metropolis") -> Topology:
-    """Peers on a rectangle as near to a square as their number allows; a prime number of them is a line."""
+    """Peers on a rectangle as near to a square as their number allows; a prime number of them is a
+    line.
+    """
 
     def topology(peers: int) -> Matrices:
         height = max(side for side in range(1, math.isqrt(peers) + 1) if peers % side == 0)
@@ -41,28 +45,39 @@ def grid(*, weights: Weights = "metropolis") -> Topology:
     return topology
 
 
-def erdos_renyi(*, probability: float = 0.5, rounds: int = 1, seed: int = 0, weights: Weights = "metropolis") -> Topology:
+def erdos_renyi(
+    *, probability: float = 0.5, rounds: int = 1, seed: int = 0, weights: Weights = "metropolis"
+) -> Topology:
     """Each pair of peers are neighbours with this probability; drawn again until all are connected.
 
-    `rounds` graphs are drawn and used one after the other, then from the first again: a network that changes.
+    `rounds` graphs are drawn and used one after the other, then from the first again: a network
+    that changes.
     """
     if not 0 < probability <= 1 or rounds < 1:
-        raise ValueError(f"erdos_renyi: probability must be in (0, 1] and rounds at least 1, got {probability:g} and {rounds}")
+        raise ValueError(
+            f"erdos_renyi: probability must be in (0, 1] and rounds at least 1, got {probability:g} and {rounds}"
+        )
 
     def topology(peers: int) -> Matrices:
         rng = np.random.default_rng(seed)
-        return np.stack([weights_of(_connected(rng, peers, probability), weights) for _ in range(rounds)])
+        return np.stack(
+            [weights_of(_connected(rng, peers, probability), weights) for _ in range(rounds)]
+        )
 
     return topology
 
 
-def custom(edges: Sequence[tuple[int, int]] | np.ndarray | Path | str, *, weights: Weights = "metropolis") -> Topology:
+def custom(
+    edges: Sequence[tuple[int, int]] | np.ndarray | Path | str, *, weights: Weights = "metropolis"
+) -> Topology:
     """The graph with these edges: pairs of peers, or a CSV file with a pair a line."""
     if isinstance(edges, Path | str):
         try:
             pairs = np.loadtxt(edges, delimiter=",", ndmin=2, dtype=np.int64)
         except (OSError, ValueError) as error:
-            raise ValueError(f"custom: {edges} is not a table of pairs of peers separated by commas: {error}") from error
+            raise ValueError(
+                f"custom: {edges} is not a table of pairs of peers separated by commas: {error}"
+            ) from error
     else:
         pairs = np.asarray(edges, np.int64)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
@@ -71,7 +86,9 @@ def custom(edges: Sequence[tuple[int, int]] | np.ndarray | Path | str, *, weight
     def topology(peers: int) -> Matrices:
         wrong = pairs[(pairs < 0).any(1) | (pairs >= peers).any(1) | (pairs[:, 0] == pairs[:, 1])]
         if len(wrong):
-            raise ValueError(f"custom: edges join two of the peers 0 to {peers - 1}, got {tuple(wrong[0].tolist())}")
+            raise ValueError(
+                f"custom: edges join two of the peers 0 to {peers - 1}, got {tuple(wrong[0].tolist())}"
+            )
         graph = _of_edges(pairs, peers)
         check_connected(graph, "custom")
         return weights_of(graph, weights)[None]
@@ -86,7 +103,9 @@ def _of_edges(pairs: np.ndarray, peers: int) -> Bool[np.ndarray, "peers peers"]:
     return graph
 
 
-def _connected(rng: np.random.Generator, peers: int, probability: float) -> Bool[np.ndarray, "peers peers"]:
+def _connected(
+    rng: np.random.Generator, peers: int, probability: float
+) -> Bool[np.ndarray, "peers peers"]:
     for _ in range(_MOST_DRAWS):
         upper = np.triu(rng.random((peers, peers)) < probability, 1)
         graph = upper | upper.T

@@ -2,8 +2,8 @@
 
     metropolis   W_ij = 1 / (1 + max(degree_i, degree_j)) for neighbours; needs to know no more than one's neighbours
     fastest      the symmetric W >= 0 on the graph that brings peers together in the fewest rounds, of the smallest second
-                 singular value (Boyd, Diaconis and Xiao 2004, "Fastest mixing Markov chain on a graph"); needs cvxpy, the extra
-                 `topology`
+                 singular value (Boyd, Diaconis and Xiao 2004, "Fastest mixing Markov chain on a
+                 graph"); needs cvxpy, the extra `topology`
 
 On the complete graph both are 1/n everywhere.
 """
@@ -23,7 +23,9 @@ _LEAST_OWN = 1e-3  # W_ii in "fastest": a peer always keeps something of its own
 _TOLERANCE = 1e-6
 
 
-def weights_of(graph: Bool[np.ndarray, "peers peers"], weights: Weights) -> Float[np.ndarray, "peers peers"]:
+def weights_of(
+    graph: Bool[np.ndarray, "peers peers"], weights: Weights
+) -> Float[np.ndarray, "peers peers"]:
     """The mixing matrix of a graph, given as who is whose neighbour."""
     if weights == "metropolis":
         return metropolis(graph)
@@ -53,28 +55,38 @@ def fastest(graph: Bool[np.ndarray, "peers peers"]) -> Float[np.ndarray, "peers 
     rules = [cp.sum(mixing, axis=1) == 1, mixing >= 0, cp.diag(mixing) >= _LEAST_OWN]
     if absent.any():
         rules.append(mixing[absent] == 0)
-    problem = cp.Problem(cp.Minimize(cp.norm(mixing - np.full((number, number), 1 / number), 2)), rules)
+    problem = cp.Problem(
+        cp.Minimize(cp.norm(mixing - np.full((number, number), 1 / number), 2)), rules
+    )
     problem.solve()
     if mixing.value is None:
-        raise ValueError(f"topology: no fastest weights were found for this graph ({problem.status}); use weights='metropolis'")
+        raise ValueError(
+            f"topology: no fastest weights were found for this graph ({problem.status}); use weights='metropolis'"
+        )
     found = np.where(absent, 0.0, np.maximum((mixing.value + mixing.value.T) / 2, 0.0))
     np.fill_diagonal(found, 0.0)  # what the solver is not exact about goes to the peers themselves
     return found + np.diag(1 - found.sum(1))
 
 
 def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") -> Topology:
-    """The topology of one mixing matrix, or of several, for round after round; what is no such matrix raises a ValueError."""
+    """The topology of one mixing matrix, or of several, for round after round; what is no such
+    matrix raises a ValueError.
+    """
     found = np.asarray(matrices, np.float64)
     found = found[None] if found.ndim == 2 else found
     if found.ndim != 3 or found.shape[1] != found.shape[2] or not found.size:
-        raise ValueError(f"{name}: a mixing matrix is square, and several are stacked; got the shape {np.shape(matrices)}")
+        raise ValueError(
+            f"{name}: a mixing matrix is square, and several are stacked; got the shape {np.shape(matrices)}"
+        )
     for round_, mixing in enumerate(found):
         _check(mixing, name if len(found) == 1 else f"{name}, matrix {round_}")
     check_connected(np.any(found > 0, axis=0), name)
 
     def topology(peers: int) -> Matrices:
         if peers != found.shape[1]:
-            raise ValueError(f"{name}: the mixing matrix is of {found.shape[1]} peers, the data have {peers} clients")
+            raise ValueError(
+                f"{name}: the mixing matrix is of {found.shape[1]} peers, the data have {peers} clients"
+            )
         return found
 
     return topology
@@ -86,11 +98,15 @@ def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
     if parts > 1:
         listed = "; ".join(_some(np.flatnonzero(part_of == part)) for part in range(min(parts, 4)))
         more = f"; and {parts - 4} more" if parts > 4 else ""
-        raise ValueError(f"{name}: the graph is in {parts} parts that never hear of each other: {listed}{more}; add edges")
+        raise ValueError(
+            f"{name}: the graph is in {parts} parts that never hear of each other: {listed}{more}; add edges"
+        )
 
 
 def contraction(matrices: Matrices) -> float:
-    """By how much the distance to consensus shrinks in a round: the second singular value, on geometric average over rounds."""
+    """By how much the distance to consensus shrinks in a round: the second singular value, on
+    geometric average over rounds.
+    """
     number = matrices.shape[1]
     product = np.linalg.multi_dot([np.eye(number), *matrices[::-1]]) - 1 / number
     return float(np.linalg.norm(product, 2) ** (1 / len(matrices)))
@@ -103,7 +119,9 @@ def _check(mixing: np.ndarray, name: str) -> None:
     off = np.abs(mixing.sum(1) - 1)
     if off.max() > _TOLERANCE:
         worst = int(off.argmax())
-        raise ValueError(f"{name}: rows must add up to 1 (doubly stochastic); row {worst} adds up to {mixing[worst].sum():g}")
+        raise ValueError(
+            f"{name}: rows must add up to 1 (doubly stochastic); row {worst} adds up to {mixing[worst].sum():g}"
+        )
     uneven = np.abs(mixing - mixing.T).max(1)
     if uneven.max() > _TOLERANCE:
         worst = int(uneven.argmax())
@@ -111,7 +129,9 @@ def _check(mixing: np.ndarray, name: str) -> None:
             f"{name}: the matrix must be symmetric, so that columns add up to 1 also when peers are absent; row {worst} is not"
         )
     if np.any(np.diag(mixing) <= 0):
-        raise ValueError(f"{name}: W_ii must be above 0; that of peer {int(np.argmin(np.diag(mixing)))} is not")
+        raise ValueError(
+            f"{name}: W_ii must be above 0; that of peer {int(np.argmin(np.diag(mixing)))} is not"
+        )
 
 
 def _some(peers: np.ndarray) -> str:

@@ -25,14 +25,18 @@ def client_plate(
     init_strategy: Strategy = prior_mean,
     name: str | None = None,
 ) -> MixedModel:
-    """A NumPyro model with a plate over clients: sites inside it are the effects, the other latent sites are shared.
+    """A NumPyro model with a plate over clients: sites inside it are the effects, the other latent
+    sites are shared.
 
     Args:
-        model: a function (x, y, client, clients) with NumPyro statements, as the docstring of `covey.models.numpyro` shows.
-        spec: what the rows look like: `data.spec`. The model is tried on such rows at once, so that mistakes are named here.
+        model: a function (x, y, client, clients) with NumPyro statements, as the docstring of
+            `covey.models.numpyro` shows.
+        spec: what the rows look like: `data.spec`. The model is tried on such rows at once, so that
+            mistakes are named here.
         plate: the name of the plate over clients.
-        init_strategy: where shared parameters and chains of effects start: at the mean of their prior, or by a strategy of
-            `numpyro.infer`, such as init_to_sample for a network, whose units must not start alike.
+        init_strategy: where shared parameters and chains of effects start: at the mean of their
+            prior, or by a strategy of `numpyro.infer`, such as init_to_sample for a network, whose
+            units must not start alike.
         name: what reports call it; by default the function's name.
     """
     name = _checked_name(model, name, "client_plate", ("x", "y", "client", "clients"))
@@ -47,7 +51,10 @@ def client_plate(
 
     def split(z: Float[Array, " effects"]) -> Values:
         pieces = jnp.split(z, ends[:-1]) if program.effects else []
-        return {site: u.reshape(shape) for (site, shape), u in zip(program.effects.items(), pieces, strict=True)}
+        return {
+            site: u.reshape(shape)
+            for (site, shape), u in zip(program.effects.items(), pieces, strict=True)
+        }
 
     def joined(values: Values) -> Float[Array, " effects"]:
         return jnp.concatenate([jnp.zeros(0), *(values[site].ravel() for site in program.effects)])
@@ -57,7 +64,9 @@ def client_plate(
 
     def draws(key: Key[Array, ""], phi: Values, number: int) -> Float[Array, "number effects"]:
         keys = jax.random.split(key, number)
-        return jax.vmap(lambda key: joined(program.unconstrained(phi, program.effects, key=key)))(keys)
+        return jax.vmap(lambda key: joined(program.unconstrained(phi, program.effects, key=key)))(
+            keys
+        )
 
     law = Law(
         init=lambda key, z, spec: program.init(key, spec),
@@ -79,14 +88,22 @@ def client_plate(
 
 
 def from_numpyro(
-    model: Callable[..., object], spec: Spec, *, init_strategy: Strategy = prior_mean, name: str | None = None
+    model: Callable[..., object],
+    spec: Spec,
+    *,
+    init_strategy: Strategy = prior_mean,
+    name: str | None = None,
 ) -> Model:
-    """A NumPyro model (x, y) whose latent sites are all shared, with its prior; parameters are unconstrained, by site.
+    """A NumPyro model (x, y) whose latent sites are all shared, with its prior; parameters are
+    unconstrained, by site.
 
-    The options are those of `client_plate`. Methods that optimise the likelihood, as FedAvg does, use no prior.
+    The options are those of `client_plate`. Methods that optimise the likelihood, as FedAvg does,
+    use no prior.
     """
     name = _checked_name(model, name, "from_numpyro", ("x", "y"))
-    program = learned(Program(name, lambda rows, clients: model(rows.x, rows.y), spec, init_strategy), None)
+    program = learned(
+        Program(name, lambda rows, clients: model(rows.x, rows.y), spec, init_strategy), None
+    )
     return Model(
         name=name,
         init=program.init,
@@ -97,12 +114,16 @@ def from_numpyro(
     )
 
 
-def _checked_name(model: Callable[..., object], name: str | None, adapter: str, arguments: tuple[str, ...]) -> str:
+def _checked_name(
+    model: Callable[..., object], name: str | None, adapter: str, arguments: tuple[str, ...]
+) -> str:
     """What to call a model that takes these arguments."""
     called: str = name or getattr(model, "__name__", type(model).__name__)
     signature = inspect.signature(model)
     try:
         signature.bind(*arguments)
     except TypeError:
-        raise ValueError(f"{adapter}: a model takes ({', '.join(arguments)}), but {called} takes {signature}") from None
+        raise ValueError(
+            f"{adapter}: a model takes ({', '.join(arguments)}), but {called} takes {signature}"
+        ) from None
     return called

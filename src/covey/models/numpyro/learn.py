@@ -1,4 +1,6 @@
-"""What the sites of a NumPyro model are, from a few runs that show what depends on rows, on clients and on effects."""
+"""What the sites of a NumPyro model are, from a few runs that show what depends on rows, on clients
+and on effects.
+"""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -31,11 +33,15 @@ class _Pair(NamedTuple):
     other: Array
 
     def same(self) -> bool:
-        return self.one.shape == self.other.shape and np.allclose(self.one, self.other, rtol=1e-3, atol=1e-3, equal_nan=True)
+        return self.one.shape == self.other.shape and np.allclose(
+            self.one, self.other, rtol=1e-3, atol=1e-3, equal_nan=True
+        )
 
 
 class _Look(NamedTuple):
-    """The program as shapes show it, and how log-densities and deterministic values change with rows and with effects."""
+    """The program as shapes show it, and how log-densities and deterministic values change with
+    rows and with effects.
+    """
 
     program: Program
     densities: dict[str, _Pair]
@@ -44,8 +50,12 @@ class _Look(NamedTuple):
 
 
 def learned(program: Program, plate: str | None) -> Program:
-    """The program with all that it needs to know of its sites; a model that does not fit raises a ValueError that says why."""
-    found = eqx.filter_jit(lambda: _look(program, plate))()  # op by op, every small operation would be compiled on its own
+    """The program with all that it needs to know of its sites; a model that does not fit raises a
+    ValueError that says why.
+    """
+    found = eqx.filter_jit(
+        lambda: _look(program, plate)
+    )()  # op by op, every small operation would be compiled on its own
     for site, pair in found.densities.items():
         if not pair.same():
             raise ValueError(
@@ -54,7 +64,11 @@ def learned(program: Program, plate: str | None) -> Program:
             )
     program = found.program
     deterministic = [site for site, pair in found.by_rows.items() if pair.same()]
-    own = {site: axis for site, axis in program.own.items() if site in (*program.effects, *deterministic)}
+    own = {
+        site: axis
+        for site, axis in program.own.items()
+        if site in (*program.effects, *deterministic)
+    }
     common = [site for site in deterministic if site not in own and found.by_effects[site].same()]
     return program._replace(own=own, common=dict.fromkeys((*program.shared, *common)))
 
@@ -65,14 +79,18 @@ def _look(program: Program, plate: str | None) -> _Look:
     latent = _latent(name, base, plate)
     observed = _observed(name, base)
     values = {site: unconstrained(base[site]) for site in latent}
-    effects = {site: values[site].shape for site in sorted(latent) if _frames(base[site], plate)}  # JAX sorts dictionaries too
+    effects = {
+        site: values[site].shape for site in sorted(latent) if _frames(base[site], plate)
+    }  # JAX sorts dictionaries too
     shared = tuple(site for site in latent if site not in effects)
     deterministic = [site for site in base if base[site]["type"] == "deterministic"]
 
     more_rows = _tried(program, 3, values)
     for site in latent:
         if _shape(base[site]) != _shape(more_rows[site]):
-            raise ValueError(f"{name}: the latent site {site!r} has a value for each row; effects are a client's, not a row's")
+            raise ValueError(
+                f"{name}: the latent site {site!r} has a value for each row; effects are a client's, not a row's"
+            )
     row_axis = _row_axis(name, base[observed], more_rows[observed])
     _need_outcomes(program, more_rows[observed])
 
@@ -80,16 +98,29 @@ def _look(program: Program, plate: str | None) -> _Look:
     if plate is not None:
         two = _tried(program, 2, {site: values[site] for site in shared}, clients=2)
         _need_plate(name, base, two, plate, shared)
-        axes = {site: _changed(_shape(base[site]), _shape(two[site])) for site in (*effects, *deterministic)}
+        axes = {
+            site: _changed(_shape(base[site]), _shape(two[site]))
+            for site in (*effects, *deterministic)
+        }
         own = {site: axis for site, axis in axes.items() if axis is not None}
-    moved = _tried(program, 1, {site: u + 1 if site in effects else u for site, u in values.items()})
+    moved = _tried(
+        program, 1, {site: u + 1 if site in effects else u for site, u in values.items()}
+    )
 
     def pairs(other: Trace) -> dict[str, _Pair]:
-        return {site: _Pair(jnp.asarray(base[site]["value"]), jnp.asarray(other[site]["value"])) for site in deterministic}
+        return {
+            site: _Pair(jnp.asarray(base[site]["value"]), jnp.asarray(other[site]["value"]))
+            for site in deterministic
+        }
 
     return _Look(
-        program._replace(shared=shared, effects=effects, own=own, observed=observed, row_axis=row_axis),
-        {site: _Pair(log_density(base[site], u), log_density(more_rows[site], u)) for site, u in values.items()},
+        program._replace(
+            shared=shared, effects=effects, own=own, observed=observed, row_axis=row_axis
+        ),
+        {
+            site: _Pair(log_density(base[site], u), log_density(more_rows[site], u))
+            for site, u in values.items()
+        },
         by_rows=pairs(more_rows),
         by_effects=pairs(moved),
     )
@@ -107,12 +138,16 @@ def _tried(program: Program, number: int, given: Values, clients: int = 1) -> Tr
         return program.run(rows, given, clients=clients, strategy=_somewhere)
     except Exception as error:
         shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(rows))
-        error.add_note(f"{program.name}: this came up when the model was tried on x, y of shapes {shapes} of {clients} client(s)")
+        error.add_note(
+            f"{program.name}: this came up when the model was tried on x, y of shapes {shapes} of {clients} client(s)"
+        )
         raise
 
 
 def _somewhere(site: Site) -> Array:
-    """A value without drawing it, which would take long to compile; not zero, which could hide what depends on it."""
+    """A value without drawing it, which would take long to compile; not zero, which could hide what
+    depends on it.
+    """
     transform = transform_of(site)
     return transform(jnp.full(transform.inverse_shape(site["fn"].shape()), 0.5))
 
@@ -122,7 +157,9 @@ def _latent(name: str, found: Trace, plate: str | None) -> list[str]:
     for site in found.values():
         kind = site["type"]
         if kind == "plate" and site["args"][1] not in (None, site["args"][0]):
-            raise ValueError(f"{name}: plate {site['name']!r} is subsampled; leave it whole, methods draw minibatches themselves")
+            raise ValueError(
+                f"{name}: plate {site['name']!r} is subsampled; leave it whole, methods draw minibatches themselves"
+            )
         if kind in ("param", "mutable"):
             raise ValueError(
                 f"{name}: {site['name']!r} is a numpyro.{kind}, which has no prior; use numpyro.sample, with "
@@ -133,30 +170,44 @@ def _latent(name: str, found: Trace, plate: str | None) -> list[str]:
                 f"{name}: the latent site {site['name']!r} is discrete and has no gradient; sum over it in the model"
             )
         if len(_frames(site, plate)) > 1:
-            raise ValueError(f"{name}: {site['name']!r} is inside two plates called {plate!r}; clients have one plate")
+            raise ValueError(
+                f"{name}: {site['name']!r} is inside two plates called {plate!r}; clients have one plate"
+            )
     plates = [site["name"] for site in found.values() if site["type"] == "plate"]
     if plate is not None and plate not in plates:
         raise ValueError(
             f"{name}: there is no plate called {plate!r} among its plates {plates}; put the effects of a client into "
             f"numpyro.plate({plate!r}, clients), or say how yours is called: plate="
         )
-    return [site["name"] for site in found.values() if site["type"] == "sample" and not site["is_observed"]]
+    return [
+        site["name"]
+        for site in found.values()
+        if site["type"] == "sample" and not site["is_observed"]
+    ]
 
 
 def _observed(name: str, found: Trace) -> str:
-    observed = [site["name"] for site in found.values() if site["type"] == "sample" and site["is_observed"]]
+    observed = [
+        site["name"] for site in found.values() if site["type"] == "sample" and site["is_observed"]
+    ]
     factors = [site for site in observed if isinstance(found[site]["fn"], dist.Unit)]
     if factors:
-        raise ValueError(f"{name}: factor {factors[0]!r} belongs to no row and no site; say it as the distribution of a site")
+        raise ValueError(
+            f"{name}: factor {factors[0]!r} belongs to no row and no site; say it as the distribution of a site"
+        )
     if len(observed) != 1:
-        raise ValueError(f"{name}: one observed site is needed, the outcomes as obs=y, but there are {observed or 'none'}")
+        raise ValueError(
+            f"{name}: one observed site is needed, the outcomes as obs=y, but there are {observed or 'none'}"
+        )
     return observed[0]
 
 
 def _need_plate(name: str, base: Trace, two: Trace, plate: str, shared: Iterable[str]) -> None:
     """The plate is as long as there are clients, and nothing outside of it is."""
     for found, clients in ((base, 1), (two, 2)):
-        sizes = {frame.size for site in found.values() for frame in _frames(site, plate)} | {found[plate]["args"][0]}
+        sizes = {frame.size for site in found.values() for frame in _frames(site, plate)} | {
+            found[plate]["args"][0]
+        }
         if sizes != {clients}:
             raise ValueError(
                 f"{name}: plate {plate!r} has size {max(sizes - {clients})} where the model is called with clients={clients}; "
@@ -164,7 +215,9 @@ def _need_plate(name: str, base: Trace, two: Trace, plate: str, shared: Iterable
             )
     for site in shared:
         if _shape(base[site]) != _shape(two[site]):
-            raise ValueError(f"{name}: {site!r} has a value for each client but is outside of plate {plate!r}; put it inside")
+            raise ValueError(
+                f"{name}: {site!r} has a value for each client but is outside of plate {plate!r}; put it inside"
+            )
 
 
 def _row_axis(name: str, one: Site, three: Site) -> int:

@@ -20,13 +20,15 @@ Strategy: TypeAlias = Callable[..., Any]  # (site) -> value, of numpyro.infer
 
 
 class Program(NamedTuple):
-    """A NumPyro model as Covey calls it; the fields after the first four are what `learned` finds out.
+    """A NumPyro model as Covey calls it; the fields after the first four are what `learned` finds
+    out.
 
     call: (rows, clients) runs it.
     spec: what a row looks like.
     strategy: where latent sites start.
     shared: latent sites outside of the client plate.
-    effects: those inside in the order of their names, with the shapes of their unconstrained values.
+    effects: those inside in the order of their names, with the shapes of their unconstrained
+        values.
     common: sites to describe that all clients share.
     own: sites to describe that are a client's, with the axis of the client plate.
     observed: the site of the outcomes.
@@ -46,7 +48,9 @@ class Program(NamedTuple):
 
     def rows(self, number: int) -> Rows:
         """Rows of zeros."""
-        return jax.tree.map(lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), self.spec.rows)
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), self.spec.rows
+        )
 
     def run(
         self,
@@ -57,7 +61,9 @@ class Program(NamedTuple):
         key: Key[Array, ""] | None = None,
         strategy: Strategy | None = None,
     ) -> Trace:
-        """The model's statements where sites have the values `given`; other latent sites by the strategy, or drawn."""
+        """The model's statements where sites have the values `given`; other latent sites by the
+        strategy, or drawn.
+        """
 
         def value(site: Site) -> Array | None:
             if site["type"] != "sample" or site["is_observed"]:
@@ -73,7 +79,12 @@ class Program(NamedTuple):
         return trace(substitute(seeded, substitute_fn=value)).get_trace(rows, clients)
 
     def unconstrained(
-        self, given: Values, sites: Iterable[str], *, key: Key[Array, ""] | None = None, strategy: Strategy | None = None
+        self,
+        given: Values,
+        sites: Iterable[str],
+        *,
+        key: Key[Array, ""] | None = None,
+        strategy: Strategy | None = None,
     ) -> Values:
         """Values of sites that are not given, by the strategy, or drawn."""
         found = self.run(self.rows(1), given, key=key, strategy=strategy)
@@ -100,7 +111,9 @@ class Program(NamedTuple):
         return terms.reshape(terms.shape[0], -1).sum(axis=1)
 
     def predictive(self, given: Values, x: Shaped[Array, " rows *features"]) -> Predictive:
-        """What the model says of outcomes. It is called with some, zeros, which its distributions cannot depend on."""
+        """What the model says of outcomes. It is called with some, zeros, which its distributions
+        cannot depend on.
+        """
         site = self.run(Rows(x, self.rows(x.shape[0]).y), given)[self.observed]
         found = predictive_of(site, x.shape[0])
         if found is None:
@@ -115,7 +128,10 @@ class Program(NamedTuple):
         """Sites in the terms of the model, a client's without the axis of the plate."""
         found = self.run(self.rows(1), given)
         values = {site: jnp.asarray(found[site]["value"]) for site in sites}
-        return {site: values[site] if axis is None else jnp.squeeze(values[site], axis) for site, axis in sites.items()}
+        return {
+            site: values[site] if axis is None else jnp.squeeze(values[site], axis)
+            for site, axis in sites.items()
+        }
 
 
 def predictive_of(site: Site, rows: int) -> Predictive | None:
@@ -126,7 +142,11 @@ def predictive_of(site: Site, rows: int) -> Predictive | None:
         return None
 
     def by_row(values, *event: int) -> Float[Array, " rows *event"]:
-        return jnp.broadcast_to(values, (*terms.shape, *event)).reshape(rows, *event).astype(terms.dtype)
+        return (
+            jnp.broadcast_to(values, (*terms.shape, *event))
+            .reshape(rows, *event)
+            .astype(terms.dtype)
+        )
 
     if issubclass(kind, (dist.BernoulliProbs, dist.BernoulliLogits)):
         return Categorical.of_logit(by_row(base.logits))
@@ -136,7 +156,9 @@ def predictive_of(site: Site, rows: int) -> Predictive | None:
         return Normal(by_row(base.loc), by_row(base.scale))
     if issubclass(kind, dist.Poisson):
         rate = by_row(base.rate)
-        return Poisson(jnp.log(jnp.maximum(rate, jnp.finfo(rate).tiny)))  # a rate of zero has no logarithm
+        return Poisson(
+            jnp.log(jnp.maximum(rate, jnp.finfo(rate).tiny))
+        )  # a rate of zero has no logarithm
     return None
 
 
@@ -155,11 +177,15 @@ def log_prob(site: Site) -> Array:
 
 def log_density(site: Site, u: Array) -> Float[Array, ""]:
     """That of a site's unconstrained value: log p(T(u)) + log |dT/du|."""
-    return jnp.sum(log_prob(site)) + jnp.sum(transform_of(site).log_abs_det_jacobian(u, site["value"]))
+    return jnp.sum(log_prob(site)) + jnp.sum(
+        transform_of(site).log_abs_det_jacobian(u, site["value"])
+    )
 
 
 def prior_mean(site: Site) -> Array:
-    """A strategy that draws nothing: the mean of a site's prior where it is finite, else the value at zero of its numbers."""
+    """A strategy that draws nothing: the mean of a site's prior where it is finite, else the value
+    at zero of its numbers.
+    """
     transform = transform_of(site)
     middle = transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
     try:
