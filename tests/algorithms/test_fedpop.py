@@ -136,9 +136,11 @@ def test_both_forms_of_the_gradient_are_those_of_the_marginal_likelihood(theta, 
             models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=3.0, draws=50, **options
         )
         start = fed.init_client(keys[0], Down(theta, jnp.ones(())), data)
-        up = jax.jit(
-            jax.vmap(lambda key: fed.client(key, Down(theta, jnp.ones(())), start, data).up)
-        )(keys)  # noqa: B023
+
+        def upload(key, fed=fed, start=start):
+            return fed.client(key, Down(theta, jnp.ones(())), start, data).up
+
+        up = jax.jit(jax.vmap(upload))(keys)
         for part in ("mean", "log_scale"):
             found, value = (getattr(one.beta, part) for one in (up, exact))
             assert np.all(

@@ -114,7 +114,7 @@ def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("step", [(durable, "sync"), (Path, "replace")])
+@pytest.mark.parametrize("step", [(atomic_files, "sync"), (Path, "replace")])
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, step):
     directory = started(tmp_path / "run", rounds=3)
     with directory.held():
