@@ -101,7 +101,7 @@ def simulate(
         keep=min(rounds, 500),
     )
     done = run_method(method, data, rounds=rounds, seed=seed, cohort=cohort, progress=False)
-    return np.moveaxis(np.asarray(done.chains.draws(), np.float64), 0, 1)
+    return np.moveaxis(np.asarray(done.posterior.shared.draws(), np.float64), 0, 1)
 
 
 def distances(given: Problem, states: np.ndarray) -> np.ndarray:

@@ -128,7 +128,7 @@ def draws(
         keep=1 + rounds // THINNING,
     )
     done = run_method(method, data, rounds=rounds, seed=seed, progress=False)
-    return jax.tree.map(lambda leaf: leaf[0], done.chains.draws())
+    return jax.tree.map(lambda leaf: leaf[0], done.posterior.shared.draws())
 
 
 def curve(drawn: PyTree, test: Rows) -> dict[str, np.ndarray]:

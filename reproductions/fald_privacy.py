@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 
 from covey.algorithms.fald import fald
 from covey.core import cohort
-from covey.core.algorithm import Algorithm
+from covey.core.algorithm import Algorithm, Plan
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
 from covey.models import softmax
@@ -116,10 +116,10 @@ def permitted_step(data: FederatedData, size: Size) -> float:
     counts = data.counts("train")
     found = []
     for setting in SETTINGS:
-        mechanism = method_of(setting, 1.0, size).mechanism
+        mechanism = method_of(setting, 1.0, size).privacy
         if mechanism is None:
             raise ValueError("fald has no mechanism to account for")
-        described = mechanism(counts, cohort.uniform(setting.clients)(counts))
+        described = mechanism(Plan(counts, cohort.uniform(setting.clients)(counts)))
         found.append(largest_permitted(described, rounds=size.rounds[-1], delta=DELTA))
     return 0.9 * min(found)
 

@@ -33,8 +33,8 @@ from covey.algorithms.fedem import fedem, over_all_rows
 from covey.algorithms.vr_fedem import vr_fedem
 from covey.channel import dithering, identity, natural, rand_k
 from covey.core.algorithm import Algorithm
+from covey.core.channel import Channel
 from covey.core.cohort import bernoulli
-from covey.core.node import Channel
 from covey.core.shard import Rows, whole
 from covey.data.federated import FederatedData
 from covey.data.summary import random_rows, summarise

@@ -165,7 +165,12 @@ def _fedpop(
     )
     done = run_method(method, data, rounds=rounds, seed=seed, progress=False)
     phi = np.asarray(done.state.theta.phi, np.float64)
-    z = np.stack([np.mean(done.posterior.draws(int(name), DRAWS), axis=0) for name in data.ids])
+    z = np.stack(
+        [
+            np.mean(done.posterior.client(int(name)).draws(DRAWS, chains=1)[0], axis=0)
+            for name in data.ids
+        ]
+    )
     return Score(principal_angle(phi, truth.phi), _error(z @ phi.T @ truth.phi, truth))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from covey.runs import atomic_files
+from covey.core import atomic_files
 from covey.runs.environment import versions
 
 if TYPE_CHECKING:

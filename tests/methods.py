@@ -27,7 +27,7 @@ from covey.algorithms.mb_sgd import mb_sgd
 from covey.algorithms.mixture import mixture
 from covey.algorithms.pfedme import pfedme
 from covey.algorithms.vr_fedem import vr_fedem
-from covey.core.algorithm import Algorithm, Local
+from covey.core.algorithm import Algorithm, Local, Posterior, evaluate
 from covey.core.metrics import Mean
 from covey.core.shard import Rows, Shard, all_rows
 from covey.kernels import ornstein_uhlenbeck, psgld, sgld
@@ -57,7 +57,8 @@ def remembering() -> Algorithm:
             data.count, 1
         )
         noisy = mean + 0.1 * jax.random.normal(key, mean.shape) - 0.1 * down.theta
-        return Local(noisy - memory, memory, Heard(jnp.linalg.norm(noisy)))
+        weight = 1.0 + data.count.astype(float)
+        return Local(noisy - memory, memory, Heard(jnp.linalg.norm(noisy)), weight)
 
     def server(key, state, aggregate):
         fresh = aggregate.weighted / aggregate.weight + 0.1 * aggregate.plain / aggregate.count
@@ -82,8 +83,10 @@ def remembering() -> Algorithm:
         },
         predict=lambda key, down, memory, x: Normal(x @ memory, jnp.ones(x.shape[0])),
         adapt=lambda key, down, data: down.theta + jax.random.normal(key, down.theta.shape),
-        draws=lambda key, down, memory, data, number: (
-            memory + jax.random.normal(key, (number, *memory.shape))
+        posterior=Posterior(
+            client=lambda key, down, memory, data, count: (
+                memory + jax.random.normal(key, (count, *memory.shape))
+            )
         ),
     )
 
@@ -108,7 +111,7 @@ def on_cells(method: Algorithm) -> Algorithm:
         init=init,
         init_client=lambda key, down, data: method.init_client(key, down, seen(data)),
         client=lambda key, down, state, data: method.client(key, down, state, seen(data)),
-        evaluate=lambda key, down, state, data: method.evaluate(key, down, state, seen(data)),
+        evaluate=lambda key, down, state, data: evaluate(method, key, down, state, seen(data)),
         predict=lambda key, down, state, x: method.predict(key, down, state, cells(x)),
         adapt=lambda key, down, data: method.adapt(key, down, seen(data)),
     )

@@ -8,7 +8,7 @@ import pytest
 from methods import METHODS, VARIANTS, remembering
 from problems import linear_gaussian
 
-from covey.algorithms.fedavg import Up
+from covey.algorithms.fedpop import Population
 from covey.channel import bfloat16, dithering, identity, masked, partition, top_k
 from covey.core import cohort
 from covey.core.faults import Faults
@@ -98,8 +98,8 @@ def test_a_memory_moves_by_what_was_sent(data):
 
 
 def test_a_channel_by_part(data):
-    channel = partition(Up(bfloat16(), identity()))
-    assert_agree(METHODS["fedavg"], data, channel=channel, tolerance=2**-7)
+    channel = partition(Population(bfloat16(), identity()))
+    assert_agree(METHODS["fedpop"], data, channel=channel, tolerance=2**-7)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_channel_by_part(data):
         ("remembering", top_k(k=1)),  # whose memory must survive lost uploads too
         pytest.param("fedpop", masked("phi", dithering(levels=7)), marks=pytest.mark.slow),
     ],
-    ids=["top_k", "only"],
+    ids=["top_k", "masked"],
 )
 def test_compressors(method, channel, data):
     assert_agree(EVERY[method], data, channel=channel, faults=Faults(dropout=0.3))

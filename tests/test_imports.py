@@ -14,9 +14,9 @@ ORDER = [  # rooms of one line may not import each other, except where named bel
     {"algorithms", "datasets"},
     {"engines"},
     {"inference"},
-    {"estimators", "runs"},
+    {"estimators", "report"},
+    {"runs"},
     {"config"},
-    {"report"},
 ]
 LOWER = {
     room: set().union(*ORDER[:level]) - ({"core"} if room == "core" else set())

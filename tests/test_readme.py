@@ -20,11 +20,11 @@ def test_the_python_examples_run():
         exec(code, names)
     assert names["run"].round == 150
     draws = {
-        name: names["fit"].posterior.draws(name, 200)["intercept"].mean()
+        name: names["fit"].posterior.client(name).draws(200, chains=1)["intercept"].mean()
         for name in ("cleveland", "switzerland")
     }
     assert draws["switzerland"] > draws["cleveland"]  # almost every patient there is ill
-    intervals = names["fit"].posterior.summary(["cleveland", "switzerland"])
+    intervals = names["fit"].posterior.select(["cleveland", "switzerland"]).summary()
     assert (
         intervals.loc[("switzerland", "intercept"), "lower_90"]
         > intervals.loc[("cleveland", "intercept"), "upper_90"]

@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from covey.data.federated import Split
+    from covey.data.federated import FederatedData
     from covey.runs.evaluation import Evaluation
+    from covey.runs.run import Run
 
 app = typer.Typer(
     name="covey",
@@ -123,7 +124,6 @@ def run_command(
     """Run a method as a configuration describes it."""
     with _mistakes_in_one_line():
         from covey.config import configuration, model_selection
-        from covey.report import page
 
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
@@ -148,9 +148,8 @@ def run_command(
             f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients",
             highlight=False,
         )
-        split: Split = settings.options["run"].get("split", "validation")
-        if done.data.counts(split).any():
-            _print_evaluation("clients", done.evaluate(split=split))
+        if done.data.counts(done.split).any():
+            _print_evaluation("clients", done.evaluation)
         if parts.unseen is not None:
             _print_evaluation("held-out clients", done.evaluate(parts.unseen, split="test"))
         if done.ledger is not None:
@@ -161,9 +160,6 @@ def run_command(
                 Text(f"revealed of a row at delta {done.ledger.budget.delta:g}: epsilon {spent}"),
                 soft_wrap=True,
             )
-        page.write(
-            done, directory / "report.html", settings=(directory / "config.toml").read_text("utf-8")
-        )
         _console.print(
             Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True
         )
@@ -176,73 +172,80 @@ def posterior_command(
     ],
     clients: Annotated[
         list[str] | None,
-        typer.Option("--client", metavar="NAME", help="A client; may be repeated. All by default."),
+        typer.Option(
+            "--client", metavar="NAME", help="A client's own parameters; may be repeated."
+        ),
     ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="The shared parameters only.")] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of the clients that were held out.")
+        bool, typer.Option("--held-out", help="Clients that were held out from the run.")
     ] = False,
-    draws: Annotated[
-        int | None, typer.Option("--draws", help="Draws of each chain; 1000 by default.")
-    ] = None,
-    chains: Annotated[
-        int | None, typer.Option("--chains", help="Chains of each client; 4 by default.")
-    ] = None,
+    draws: Annotated[int, typer.Option("--draws", help="Draws per chain.")] = 1000,
+    chains: Annotated[int, typer.Option("--chains", help="Independent chains.")] = 4,
     probability: Annotated[
-        float, typer.Option("--probability", help="Of the credible intervals.")
+        float, typer.Option("--probability", help="Probability of the credible intervals.")
     ] = 0.9,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE.nc|FILE.csv", help="Write the draws (.nc) or the summary (.csv)."
+            "--out",
+            metavar="FILE.nc|FILE.csv",
+            help="Write the draws (.nc) or their summary (.csv).",
         ),
     ] = None,
 ) -> None:
-    """Credible intervals of what is each client's own, or of what all share, from a finished
-    run.
-    """
+    """Credible intervals of the shared parameters and of each client's own, of a finished run."""
     with _mistakes_in_one_line():
         if out is not None and out.suffix not in (".nc", ".csv"):
             raise ValueError(
-                f"{out}: draws are written as .nc, their summary as .csv; end the name with one of these"
+                f"{out}: draws are written as .nc, their summary as .csv; end the name with one"
             )
+        if shared and (clients or held_out):
+            raise ValueError("--shared is about no client: leave --client and --held-out away")
         from covey.config import configuration
-        from covey.core.algorithm import no_draws
+        from covey.core import atomic_files
+        from covey.inference import trace
         from covey.inference.posterior import check_probability
         from covey.report.tables import summary_table
-        from covey.runs import atomic_files
 
         check_probability(probability)
         done, held = configuration.reopen(directory)
         if held_out and held is None:
-            raise ValueError(
-                f"{directory}: no clients were held out from this run; leave --held-out away"
-            )
-        if done.method.draws is None and done.method.chains is None:
-            raise ValueError(no_draws(done.method))
-        if done.method.chains is not None and (clients or held_out or draws or chains):
-            raise ValueError(
-                f"{done.method.name} samples what all clients share, and has done so: leave --client, --held-out, --draws and "
-                "--chains away"
-            )
-        from covey.inference import trace
+            raise ValueError(f"{directory}: no clients were held out from this run")
+        wanted = _posteriors(done, held if held_out else None, clients, shared=shared)
+        if out is not None and len(wanted) > 1:
+            raise ValueError(f"--out writes one posterior: add --shared or --client to {out}")
+        for about, posterior in wanted.items():
+            drawn = posterior.trace(**_count(posterior, draws, chains))
+            table = trace.summarise(drawn, probability=probability)
+            title = f"{done.name}, {about}: {done.method.name} after {done.round} rounds"
+            _console.print(*summary_table(title, table, probability))
+            if out is not None:
+                out.parent.mkdir(parents=True, exist_ok=True)
+                content = trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode()
+                atomic_files.write(out, content)
+                _console.print(Text(f"written to {out}"), soft_wrap=True)
 
-        if done.method.chains is not None:
-            drawn = done.chains.trace()
-        else:
-            number = {
-                "draws": 1000 if draws is None else draws,
-                "chains": 4 if chains is None else chains,
-            }
-            drawn = done.posterior.trace(clients or None, **number, data=held if held_out else None)
-        table = trace.summarise(drawn, probability=probability)
-        title = f"{done.name}: {done.method.name} after {done.round} rounds"
-        _console.print(*summary_table(title, table, probability))
-        if out is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            atomic_files.write(
-                out, trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode()
-            )
-            _console.print(Text(f"written to {out}"), soft_wrap=True)
+
+def _count(posterior: object, draws: int, chains: int) -> dict[str, int]:
+    """How many draws to ask for; chains of a run have been drawn already."""
+    from covey.inference.posterior import SharedChains
+
+    return {} if isinstance(posterior, SharedChains) else {"count": draws, "chains": chains}
+
+
+def _posteriors(
+    done: "Run", held: "FederatedData | None", clients: list[str] | None, *, shared: bool
+) -> dict:
+    """The posteriors that were asked for; all that the method has where none was named."""
+    has = done.method.posterior
+    own = bool(clients) or held is not None or (not shared and has.client is not None)
+    found = {}
+    if shared or (not clients and held is None and (has.shared is not None or not own)):
+        found["shared parameters"] = done.posterior.shared
+    if own:
+        found["clients"] = done.posterior.select(clients or None, data=held)
+    return found
 
 
 @app.command("list")
@@ -310,7 +313,7 @@ def results_command(
 ) -> None:
     """All reproductions of a folder in one table: how many claims hold, and which are lost."""
     with _mistakes_in_one_line():
-        from covey.runs import atomic_files
+        from covey.core import atomic_files
 
         _find_reproductions()
         from reproductions.results import collect, markdown
@@ -331,7 +334,7 @@ def demo_command(
 ) -> None:
     """Four hospitals learn together without sharing a patient: under a minute."""
     with _mistakes_in_one_line():
-        from covey.report.demo import main as demo
+        from covey.demo import main as demo
 
         demo(out)
 

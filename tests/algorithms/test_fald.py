@@ -67,7 +67,7 @@ def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_s
             keep=rounds,
         )
         done = run(method, PROBLEM.data, rounds=rounds, seed=seed, progress=False)
-        ours = done.chains.draws()
+        ours = done.posterior.shared.draws()
         theta = np.zeros((4, chains))
         for t in range(rounds):
             gradient, xi = theta / PRIOR**2, 0.0

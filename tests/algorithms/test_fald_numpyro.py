@@ -81,7 +81,7 @@ def test_five_clients_know_what_pooled_nuts_knows():
         burn_in=1500,
         thinning=150,
     )
-    found = run(method, DATA, rounds=3000, seed=0, progress=False).chains.draws()
+    found = run(method, DATA, rounds=3000, seed=0, progress=False).posterior.shared.draws()
     for name, draws in found.items():
         mean, deviation = np.mean(pooled[name], 0), np.std(pooled[name], 0)
         assert np.all(np.abs(draws.mean((0, 1)) - mean) < 0.1 * deviation), name

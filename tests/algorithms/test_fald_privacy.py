@@ -16,6 +16,7 @@ from covey import models
 from covey.algorithms.fald import Down, fald
 from covey.channel.identity import identity
 from covey.core import cohort
+from covey.core.algorithm import Plan
 from covey.core.keys import root_key, secret_key
 from covey.core.shard import Rows, Shard, Spec, poisson_rows, whole
 from covey.engines.round import shapes_of
@@ -76,9 +77,9 @@ def along(up) -> np.ndarray:
 
 def mechanism():
     """What the method says of itself, for clients that are all as large as the one attacked."""
-    described = fald(models.linear(), **ROUND).mechanism
+    described = fald(models.linear(), **ROUND).privacy
     assert described is not None
-    return replace(described(COUNTS, cohort.full()(COUNTS)), rows=(50,) * 4)
+    return replace(described(Plan(COUNTS, cohort.full()(COUNTS))), rows=(50,) * 4)
 
 
 def test_uploads_differ_by_the_sensitivity_over_the_noise_that_the_mechanism_says():
@@ -159,9 +160,9 @@ def test_what_a_method_says_of_itself():
     """A private one describes its rounds and is silent on the loss of training rows."""
     counts = PROBLEM.data.counts("train")
     plain, private = (fald(models.linear(), clip=clip, **COMMON) for clip in (None, 1.5))
-    assert plain.mechanism is None
-    assert private.mechanism is not None
-    what = private.mechanism(counts, cohort.weighted(2)(counts))
+    assert plain.privacy is None
+    assert private.privacy is not None
+    what = private.privacy(Plan(counts, cohort.weighted(2)(counts)))
     assert what == Mechanism(
         step_size=1e-5,
         temperature=1.0,

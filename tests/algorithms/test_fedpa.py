@@ -289,7 +289,9 @@ def test_the_posterior_is_that_of_all_rows(with_posterior):
     and twenty rounds are averaged.
     """
     covariance = flat_prior()
-    draws = with_posterior.posterior.draws("site1", 4000)
+    draws = jax.tree.map(
+        lambda leaf: leaf[0], with_posterior.posterior.shared.draws(4000, chains=1)
+    )
     found = np.column_stack([draws.weight, draws.bias])
     np.testing.assert_allclose(found.std(0), np.sqrt(np.diag(covariance)), rtol=0.08)
     root = np.linalg.cholesky(np.linalg.inv(covariance))
@@ -309,7 +311,7 @@ def test_predictions_and_traces_come_from_the_posterior(with_posterior):
     )
     lower, upper = predictive_interval(predicted, probability=0.9)
     np.testing.assert_allclose(upper - lower, 2 * 1.645 * scale, rtol=0.03)
-    tree = with_posterior.posterior.trace("site0", draws=20, chains=2)
+    tree = with_posterior.posterior.shared.trace(20, chains=2)
     assert dict(tree["posterior"]["weight"].sizes) == {"chain": 2, "draw": 20, "weight_dim_0": 3}
 
 
@@ -375,4 +377,4 @@ def test_a_dense_covariance_is_for_few_parameters():
 
 
 def test_draws_are_for_who_asked_for_them():
-    assert fedpa(MODEL).draws is None
+    assert fedpa(MODEL).posterior.shared is None

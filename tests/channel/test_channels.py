@@ -1,11 +1,18 @@
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.algorithms.fedavg import Up
 from covey.channel import bfloat16, identity, partition
 from covey.core import wire
+
+
+class Up(NamedTuple):
+    delta: object
+    weight: object
+
 
 VALUES = jnp.asarray(
     np.random.default_rng(0).normal(size=200)

@@ -1,13 +1,13 @@
 """What is particular to a compressor; what all have in common is in test_every_channel.py."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.algorithms.fedavg import Up
 from covey.algorithms.fedpop import Population
 from covey.channel import (
     bfloat16,
@@ -24,6 +24,12 @@ from covey.channel import (
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
 from covey.models.effects import Gaussian
+
+
+class Up(NamedTuple):
+    delta: object
+    weight: object
+
 
 X = jnp.asarray([3.0, -4.0, 0.5, 0.0, 12.0, -0.25, 1.0])
 

@@ -124,17 +124,6 @@ def test_states_on_disk_give_the_run_of_states_in_memory(tmp_path):
     np.testing.assert_array_equal(flat(one), flat(other))
 
 
-def test_states_on_disk_need_rows_on_the_host(tmp_path):
-    with pytest.raises(ValueError, match="storage='host'"):
-        Simulation(
-            fedavg(models.linear()),
-            linear_gaussian().data,
-            seed=0,
-            storage="device",
-            node_directory=tmp_path,
-        )
-
-
 def test_evaluation_needs_rows():
     engine = Simulation(fedavg(models.linear()), linear_gaussian().data, seed=0)
     with pytest.raises(ValueError, match="no validation rows: split them first"):

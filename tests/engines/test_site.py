@@ -13,11 +13,13 @@ from covey.channel import dithering, identity
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.core.keys import root_key
 from covey.core.metrics import Mean
+from covey.core.node import Sent
 from covey.core.shard import Rows, Spec, whole
 from covey.core.wire import WireError
 from covey.engines.loop import Loop, LoopState
-from covey.engines.round import shapes_of
-from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, open_header, seal
+from covey.engines.messages import NEVER, Answer, Header, open_body, open_header, seal
+from covey.engines.setup import shapes_of
+from covey.engines.site import Programs, Site
 
 
 class Info(NamedTuple):
@@ -54,8 +56,8 @@ def send(site, round_, accepted):
     if reply is None:
         return None
     assert open_header(reply).client_id == 7
-    like = Answer(np.float32(0), Info(np.float32(0)), np.bool_(True))
-    return float(open_body(reply, like).payload)
+    like = Answer(Sent(np.float32(0), None), Info(np.float32(0)), np.bool_(True))
+    return float(open_body(reply, like).sent.payload)
 
 
 def test_an_accepted_upload_moves_the_memory_and_a_lost_one_does_not(site):
@@ -107,17 +109,16 @@ def test_broken_and_misdirected_messages_are_refused_and_named(site):
 def test_a_forged_payload_is_left_out_and_its_client_named():
     """Level 7 of 5, with a right checksum, from a site that calls its numbers finite."""
     engine = Loop(counting(), linear_gaussian().data, seed=0, channel=dithering(levels=5))
-    site, like = (
-        engine.sites[3],
-        Answer(engine.shapes.payload, engine.shapes.client_info, np.bool_(True)),
-    )
+    site, shapes = engine.sites[3], engine.setup.shapes
+    like = Answer(shapes.sent, shapes.client_info, np.bool_(True))
 
     def forge(message):
         reply = type(site).receive(site, message)
         answer = open_body(reply, like)
-        code = answer.payload.code
-        forged = replace(answer.payload, code=code._replace(codes=np.full_like(code.codes, 255)))
-        return seal(open_header(reply), answer._replace(payload=forged))
+        payload = answer.sent.payload
+        codes = payload.code._replace(codes=np.full_like(payload.code.codes, 255))
+        forged = answer.sent._replace(payload=replace(payload, code=codes))
+        return seal(open_header(reply), answer._replace(sent=forged))
 
     site.receive = forge
     state = LoopState(0, jnp.zeros(()))

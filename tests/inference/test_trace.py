@@ -35,7 +35,7 @@ def done():
 
 @pytest.fixture(scope="module")
 def tree(done):
-    return done.posterior.trace(draws=DRAWS)
+    return done.posterior.clients.trace(DRAWS)
 
 
 def chains(seed, *, shape=(2, CHAINS, DRAWS), memory=0.0, offset=0.0):
@@ -61,7 +61,9 @@ def test_a_trace_holds_each_clients_draws_under_its_name(done, tree):
         "site1",
     ):  # of different sizes, and so drawn in another order than asked for
         ours = posterior["parameters"].sel(client=client, chain=2).values
-        np.testing.assert_allclose(ours, done.posterior.draws(client, DRAWS, chain=2), rtol=1e-6)
+        np.testing.assert_allclose(
+            ours, done.posterior.client(client).draws(DRAWS, chains=3)[2], rtol=1e-6
+        )
     assert np.all(
         posterior["parameters"].isel(chain=0).values != posterior["parameters"].isel(chain=1).values
     )
@@ -73,31 +75,31 @@ def test_a_trace_holds_each_clients_draws_under_its_name(done, tree):
 
 
 def test_one_client_has_no_dimension_of_its_own_and_an_order_is_kept(done, tree):
-    alone = done.posterior.trace("site3", draws=DRAWS)["posterior"]
+    alone = done.posterior.client("site3").trace(DRAWS)["posterior"]
     assert alone["parameters"].shape == (CHAINS, DRAWS, 3)
     assert alone.attrs["client"] == "site3"
     np.testing.assert_allclose(
         alone["parameters"], tree["posterior"]["parameters"].sel(client="site3"), rtol=1e-6
     )
-    two = done.posterior.trace([3, "site0"], draws=DRAWS)["posterior"]
+    two = done.posterior.select([3, "site0"]).trace(DRAWS)["posterior"]
     assert two["client"].values.tolist() == ["site3", "site0"]
     np.testing.assert_allclose(two["parameters"][:, :, 0], alone["parameters"], rtol=1e-6)
 
 
 def test_clients_never_seen_have_traces_too(done):
     other = linear_gaussian(seed=5, sizes=(9, 14)).data
-    found = done.posterior.trace(draws=8, chains=2, data=other)["posterior"]
+    found = done.posterior.select(data=other).trace(8, chains=2)["posterior"]
     assert found["client"].values.tolist() == ["site0", "site1"]
     np.testing.assert_allclose(
         found["parameters"].sel(client="site1", chain=1),
-        done.posterior.draws("site1", 8, chain=1, data=other),
+        done.posterior.client("site1", data=other).draws(8, chains=2)[1],
         rtol=1e-6,
     )
 
 
 def test_the_summary_is_that_of_the_law(done, tree):
     """N(memory, 1): the errors of 2,000 independent draws are known."""
-    table = done.posterior.summary(["site2", "site0"], draws=DRAWS, probability=0.8)
+    table = done.posterior.select(["site2", "site0"]).summary(count=DRAWS, probability=0.8)
     assert list(table.columns) == [
         "mean",
         "sd",
@@ -127,7 +129,7 @@ def test_the_summary_is_that_of_the_law(done, tree):
     assert table["r_hat"].max() < 1.02
     assert table["ess_bulk"].min() > 1500
     np.testing.assert_allclose(table["mcse_mean"], table["sd"] / np.sqrt(2000), rtol=0.2)
-    one = done.posterior.summary("site2", draws=DRAWS, probability=0.8)
+    one = done.posterior.client("site2").summary(count=DRAWS, probability=0.8)
     assert one.index.tolist() == [f"parameters[{k}]" for k in range(3)]
     np.testing.assert_allclose(one, table.loc["site2"], rtol=1e-4, atol=1e-6)
 
@@ -215,30 +217,41 @@ def test_draws_come_back_from_netcdf(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"count": 0}, "count must be at least 1, got 0"),
         ({"chains": 0}, "chains must be at least 1, got 0"),
-        ({"clients": []}, "no clients were named"),
-        ({"clients": ["site9"]}, "no client 'site9'"),
-        ({"draws": 3}, "at least 4 draws"),
+        ({"count": 3}, "at least 4 draws"),
         ({"probability": 90.0}, "between 0 and 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(done, arguments, told):
     with pytest.raises(ValueError, match=told):
-        done.posterior.summary(**arguments)
+        done.posterior.clients.summary(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("clients", "told"), [([], "no clients were named"), (["site9"], "no client 'site9'")]
+)
+def test_clients_that_are_not_there_are_refused(done, clients, told):
+    with pytest.raises(ValueError, match=told):
+        done.posterior.select(clients)
+
+
+def test_a_posterior_that_a_method_has_not_names_what_it_has(done):
+    with pytest.raises(ValueError, match=r"no posterior of the shared.*posterior.client"):
+        done.posterior.shared  # noqa: B018
 
 
 def test_many_clients_are_drawn_together(done, tree, monkeypatch):
     """A call a chunk, of three clients here, and not a call a client and chain: calls are what
     makes many clients slow.
     """
-    evaluation, asked = done._engine.evaluation, []
+    evaluation, asked = done._engine.evaluator, []
     drawn = evaluation._drawn
     monkeypatch.setattr(evaluation, "_drawn", lambda root, t, down, ids, *rest, **options: (
         asked.append(len(ids)), drawn(root, t, down, ids, *rest, **options)
     )[1])  # fmt: skip
     xarray.testing.assert_equal(
-        done.posterior.trace(draws=DRAWS)["posterior"]["parameters"],
+        done.posterior.clients.trace(DRAWS)["posterior"]["parameters"],
         tree["posterior"]["parameters"],
     )
     seen = np.asarray(done._state.seen)
@@ -252,10 +265,8 @@ def test_clients_with_other_columns_have_no_draws(done):
         replace(data, spec=data.spec._replace(features=features))
         for features in (names, names[::-1])
     )
-    posterior = done.posterior._replace(data=named)
-    for ask in (
-        lambda: posterior.draws("site0", 2, data=turned),
-        lambda: posterior.trace(draws=4, data=turned),
-    ):
+    posterior = done.posterior
+    posterior._data = named
+    for clients in (["site0"], None):
         with pytest.raises(ValueError, match="in another order"):
-            ask()
+            posterior.select(clients, data=turned)

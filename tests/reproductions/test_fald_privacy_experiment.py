@@ -5,6 +5,7 @@ import pytest
 from problems import linear_gaussian
 
 from covey.core import cohort
+from covey.core.algorithm import Plan
 from covey.privacy import theorem
 from reproductions import EXPERIMENTS
 from reproductions.fald_privacy import (
@@ -62,11 +63,11 @@ def test_the_step_is_permitted_to_every_setting_and_one_more_tenth_is_not():
     refused = 0
     for setting in SETTINGS:
         for scale, expected in ((1.0, True), (1.12, False)):
-            mechanism = method_of(setting, scale * step, SIZE).mechanism
+            mechanism = method_of(setting, scale * step, SIZE).privacy
             assert mechanism is not None
             try:
                 theorem(
-                    mechanism(counts, cohort.uniform(setting.clients)(counts)),
+                    mechanism(Plan(counts, cohort.uniform(setting.clients)(counts))),
                     rounds=SIZE.rounds[-1],
                     delta=DELTA,
                 )

@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.runs import atomic_files, checkpoint, toml
+from covey.core import atomic_files
+from covey.runs import checkpoint, toml
 from covey.runs.checkpoint import Checkpoint, Header
 from covey.runs.directory import BusyError, RunDirectory
 
-SETTINGS = {"method": {"name": "fedavg", "batch_size": 8}, "run": {"rounds": 10, "seed": 1}, "environment": {"data_digest": "a"}}
+SETTINGS = {
+    "method": {"name": "fedavg", "batch_size": 8},
+    "run": {"rounds": 10, "seed": 1},
+    "environment": {"data_digest": "a"},
+}
 
 
 def started(path: Path, rounds: int = 0) -> RunDirectory:
@@ -39,8 +44,17 @@ def changed(**keys: object) -> dict:
 
 
 keys = st.text(min_size=1, max_size=5)
-scalars = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
-values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6)
+scalars = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=6,
+)
 
 
 @given(st.dictionaries(keys, values, max_size=4))
@@ -68,13 +82,17 @@ def test_any_changed_byte_of_a_checkpoint_is_noticed(tmp_path_factory, place, ch
         checkpoint.load(path)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"", lambda data: data[:40] + b"?" + data[41:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-5], lambda data: b"", lambda data: data[:40] + b"?" + data[41:]]
+)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     directory = started(tmp_path / "run", rounds=5)
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     newest.write_bytes(damage(newest.read_bytes()))
     with directory.held():
-        with pytest.warns(UserWarning, match=r"000000005\.checkpoint is damaged.*the checkpoint before"):
+        with pytest.warns(
+            UserWarning, match=r"000000005\.checkpoint is damaged.*the checkpoint before"
+        ):
             found = directory.resume(SETTINGS)
         assert found is not None
         assert found.header.round == 4
@@ -86,11 +104,17 @@ def test_no_readable_checkpoint_is_an_error(tmp_path):
     directory = started(tmp_path / "run", rounds=2)
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    with directory.held(), pytest.warns(UserWarning, match="damaged"), pytest.raises(ValueError, match="no checkpoint"):
+    with (
+        directory.held(),
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(ValueError, match="no checkpoint"),
+    ):
         directory.resume(SETTINGS)
 
 
-@pytest.mark.parametrize("tail", [b'{"round": 6, "lo', b'{"round": 6, "loss": 0.1}\n{"rou', b"\x00\x00\x00", b""])
+@pytest.mark.parametrize(
+    "tail", [b'{"round": 6, "lo', b'{"round": 6, "loss": 0.1}\n{"rou', b"\x00\x00\x00", b""]
+)
 def test_a_torn_last_line_and_lines_past_the_checkpoint_are_cut(tmp_path, tail):
     directory = started(tmp_path / "run", rounds=5)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -106,7 +130,10 @@ def test_a_torn_last_line_and_lines_past_the_checkpoint_are_cut(tmp_path, tail):
 def test_metrics_that_lack_rounds_are_an_error(tmp_path):
     directory = started(tmp_path / "run", rounds=5)
     (tmp_path / "run" / "metrics.jsonl").write_bytes(b'{"round": 1}\n')
-    with directory.held(), pytest.raises(ValueError, match="1 whole lines but the checkpoint is of round 5"):
+    with (
+        directory.held(),
+        pytest.raises(ValueError, match="1 whole lines but the checkpoint is of round 5"),
+    ):
         directory.cut_metrics(5)
 
 
@@ -122,7 +149,9 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path, monkeypatch, step)
         directory.append([{"round": 4, "loss": 0.25}])
         with monkeypatch.context() as patch:
             patch.setattr(*step, full_disk)
-            with pytest.raises(OSError, match=r"the disk is full.*make room and resume.*round 3 is intact") as error:
+            with pytest.raises(
+                OSError, match=r"the disk is full.*make room and resume.*round 3 is intact"
+            ) as error:
                 directory.save(4, "fedavg", b"new" * 100)
         assert error.value.errno == errno.ENOSPC
         names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
@@ -145,7 +174,10 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path):
 
 def test_a_new_run_needs_an_empty_directory(tmp_path):
     directory = started(tmp_path / "run", rounds=1)
-    with directory.held(), pytest.raises(ValueError, match=r"already holds a run.*--resume.*another --out"):
+    with (
+        directory.held(),
+        pytest.raises(ValueError, match=r"already holds a run.*--resume.*another --out"),
+    ):
         directory.begin(SETTINGS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
@@ -198,11 +230,16 @@ with RunDirectory(Path(sys.argv[1])).held():
 
 
 def test_a_second_process_is_refused_and_told_who_was_first(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE
+    )
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BusyError, match=f"in use by process {holder.pid} on "), RunDirectory(tmp_path / "run").held():
+        with (
+            pytest.raises(BusyError, match=f"in use by process {holder.pid} on "),
+            RunDirectory(tmp_path / "run").held(),
+        ):
             pass
         assert json.loads((tmp_path / "run" / "lock").read_text())["pid"] == holder.pid
     finally:

@@ -18,13 +18,25 @@ X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 
 def method():
     """One program for all tests: a ring of three, which a block of rounds would run over."""
-    return fald(models.logistic(), step_size=2e-3, local_steps=2, prior=2.0, chains=2, jitter=0.5, burn_in=1, thinning=1, keep=3)
+    return fald(
+        models.logistic(),
+        step_size=2e-3,
+        local_steps=2,
+        prior=2.0,
+        chains=2,
+        jitter=0.5,
+        burn_in=1,
+        thinning=1,
+        keep=3,
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("draws") / "run"
-    return run(method(), DATA, rounds=ROUNDS, seed=0, progress=False, out=out, checkpoint_every=4), out
+    return run(
+        method(), DATA, rounds=ROUNDS, seed=0, progress=False, out=out, checkpoint_every=4
+    ), out
 
 
 def same(one, other):
@@ -33,42 +45,56 @@ def same(one, other):
 
 def test_no_draw_is_lost_and_none_counts_twice(whole):
     done, out = whole
-    draws = done.chains.draws()
+    draws = done.posterior.shared.draws()
     assert draws.weight.shape == (2, ROUNDS - 1, 3)
     np.testing.assert_array_equal(draws.weight[:, -1].T, done.state.theta.weight)
     assert len(np.unique(draws.bias)) == 2 * (ROUNDS - 1)
     names = sorted(path.name for path in (out / "draws").iterdir())
-    assert names == ["000000000-000000003.draws", "000000003-000000007.draws", "000000007-000000011.draws"]
-    newest = jax.tree.map(lambda leaf: np.asarray(leaf)[np.arange(8, 11) % 3], done.method.chains.kept(done.state).draws)
+    assert names == [
+        "000000000-000000003.draws",
+        "000000003-000000007.draws",
+        "000000007-000000011.draws",
+    ]
+    newest = jax.tree.map(
+        lambda leaf: np.asarray(leaf)[np.arange(8, 11) % 3],
+        done.method.posterior.shared.kept(done.state).draws,
+    )
     np.testing.assert_array_equal(np.moveaxis(newest.weight, 0, 1), draws.weight[:, -3:])
-    same(done.chains.draws(skip=2, every=3), jax.tree.map(lambda leaf: leaf[:, 2::3], draws))
+    same(
+        done.posterior.shared.draws(skip=2, every=3),
+        jax.tree.map(lambda leaf: leaf[:, 2::3], draws),
+    )
 
 
 def test_a_stopped_run_ends_with_the_same_draws(whole, tmp_path):
-    expected = whole[0].chains.draws()
+    expected = whole[0].posterior.shared.draws()
     out, options = tmp_path / "run", {"seed": 0, "progress": False, "checkpoint_every": 4}
     run(method(), DATA, rounds=6, out=out, **options)
     # a chunk whose checkpoint was never written
     ahead = out / "draws" / "000000005-000000008.draws"
     ahead.write_bytes(b"not reached")
     resumed = run(method(), DATA, rounds=ROUNDS, out=out, resume=True, **options)
-    same(resumed.chains.draws(), expected)
+    same(resumed.posterior.shared.draws(), expected)
     assert not ahead.exists()
     first = out / "draws" / "000000000-000000003.draws"
     kept = first.read_bytes()
     first.write_bytes(kept[:-3] + b"abc")
     with pytest.raises(ValueError, match=r"000000000-000000003.draws is damaged"):
-        resumed.chains.draws()
+        resumed.posterior.shared.draws()
     first.unlink()
-    with pytest.raises(ValueError, match="has draws 1 to 0 without a gap, but the checkpoint has made 11"):
+    with pytest.raises(
+        ValueError, match="has draws 1 to 0 without a gap, but the checkpoint has made 11"
+    ):
         run(method(), DATA, rounds=ROUNDS + 1, out=out, resume=True, **options)
 
 
 def test_predictions_average_probabilities_over_draws(whole):
     done, _ = whole
-    draws = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).astype(float), done.chains.draws())
+    draws = jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:]).astype(float), done.posterior.shared.draws()
+    )
     each = 1 / (1 + np.exp(-(X @ draws.weight.T + draws.bias)))
-    np.testing.assert_allclose(done.chains.predict(X).mean[:, 1], each.mean(1), rtol=1e-4)
+    np.testing.assert_allclose(done.posterior.shared.predict(X).mean[:, 1], each.mean(1), rtol=1e-4)
     # what the server keeps, and clients predict with
     newest = each.reshape(6, 2, ROUNDS - 1)[:, :, -3:].mean((1, 2))
     np.testing.assert_allclose(done.predict(X, client="site1").mean[:, 1], newest, rtol=1e-4)
@@ -77,12 +103,16 @@ def test_predictions_average_probabilities_over_draws(whole):
 def test_a_summary_has_the_diagnostics_of_all_chains(whole):
     done, _ = whole
     with pytest.warns(UserWarning, match="the draws of 4 of 4 parameters are poor"):
-        table = done.chains.summary(probability=0.8)
+        table = done.posterior.shared.summary(probability=0.8)
     assert list(table.index) == ["weight[0]", "weight[1]", "weight[2]", "bias"]
-    assert {"mean", "sd", "lower_80", "upper_80", "ess_bulk", "r_hat", "mcse_mean"} <= set(table.columns)
-    draws = done.chains.draws()
-    np.testing.assert_allclose(table["mean"], [*draws.weight.mean((0, 1)), draws.bias.mean()], rtol=1e-5)
-    assert done.chains.trace()["posterior"]["weight"].dims[:2] == ("chain", "draw")
+    assert {"mean", "sd", "lower_80", "upper_80", "ess_bulk", "r_hat", "mcse_mean"} <= set(
+        table.columns
+    )
+    draws = done.posterior.shared.draws()
+    np.testing.assert_allclose(
+        table["mean"], [*draws.weight.mean((0, 1)), draws.bias.mean()], rtol=1e-5
+    )
+    assert done.posterior.shared.trace()["posterior"]["weight"].dims[:2] == ("chain", "draw")
 
 
 def test_what_there_is_not_is_named(whole):
@@ -90,13 +120,19 @@ def test_what_there_is_not_is_named(whole):
     with pytest.raises(AttributeError, match="fald samples what all clients share"):
         _ = done.posterior
     with pytest.raises(ValueError, match="the run has 11 draws a chain, and skip=11 leaves none"):
-        done.chains.draws(skip=11)
+        done.posterior.shared.draws(skip=11)
 
 
 def test_numbers_are_predicted_by_mean_and_variance_of_the_mixture():
     members = models.Normal(np.array([[1.0], [4.0], [9.0]]), np.array([[1.0], [2.0], [5.0]]))
-    found = models.average_of(jax.tree.map(jax.numpy.asarray, members), jax.numpy.array([1.0, 3.0, 0.0]))
+    found = models.average_of(
+        jax.tree.map(jax.numpy.asarray, members), jax.numpy.array([1.0, 3.0, 0.0])
+    )
     np.testing.assert_allclose(found.mean, [3.25], rtol=1e-6)
-    np.testing.assert_allclose(found.scale**2, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6)
-    counts = models.average_of(models.Poisson(jax.numpy.log(jax.numpy.array([[2.0], [6.0]]))), jax.numpy.array([3.0, 1.0]))
+    np.testing.assert_allclose(
+        found.scale**2, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6
+    )
+    counts = models.average_of(
+        models.Poisson(jax.numpy.log(jax.numpy.array([[2.0], [6.0]]))), jax.numpy.array([3.0, 1.0])
+    )
     np.testing.assert_allclose(counts.mean, [3.0], rtol=1e-5)

@@ -36,10 +36,22 @@ def test_plain_lines_are_rare_and_complete():
     with shown:
         for number in range(1, 61):
             clock.now = 10 + 0.25 * number  # compiling took ten seconds, then four rounds a second
-            shown.update(number, [{"train_loss": 1 / number, "bits_up": 6000, "bits_down": 2000, "validation_accuracy": 0.75}])
+            shown.update(
+                number,
+                [
+                    {
+                        "train_loss": 1 / number,
+                        "bits_up": 6000,
+                        "bits_down": 2000,
+                        "validation_accuracy": 0.75,
+                    }
+                ],
+            )
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3  # at 10.25, 15.25 and 20.25 seconds
-    assert lines[-1] == ("study: round 41/100, 4 rounds/s, 15 s left, validation_accuracy 0.75, train_loss 0.02439, 41 kB sent")
+    assert lines[-1] == (
+        "study: round 41/100, 4 rounds/s, 15 s left, validation_accuracy 0.75, train_loss 0.02439, 41 kB sent"
+    )
     assert "left" not in lines[0]  # the first block says nothing about the speed
 
 
@@ -65,13 +77,22 @@ def test_a_terminal_gets_a_live_line():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (61.0, "1 min 1 s"), (3599.0, "59 min 59 s"), (7384.0, "2 h 3 min")]
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (59.6, "1 min 0 s"),
+        (61.0, "1 min 1 s"),
+        (3599.0, "59 min 59 s"),
+        (7384.0, "2 h 3 min"),
+    ],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize(("bits", "text"), [(80.0, "10 B"), (8000.0, "1 kB"), (8e9, "1 GB"), (8e15, "1e+03 TB")])
+@pytest.mark.parametrize(
+    ("bits", "text"), [(80.0, "10 B"), (8000.0, "1 kB"), (8e9, "1 GB"), (8e15, "1e+03 TB")]
+)
 def test_size(bits, text):
     assert size(bits) == text
 

@@ -20,17 +20,16 @@ from problems import linear_gaussian
 from covey import topology
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.local import local
-from covey.core import cohort
+from covey.core import atomic_files, cohort
 from covey.core.metrics import Calibration, Mean
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
-from covey.runs import atomic_files
+from covey.models import linear, logistic
 from covey.runs.digest import data_digest
 from covey.runs.evaluation import Evaluation
 from covey.runs.interrupt import StopRequest
-from covey.runs.run import Run
 from covey.runs.launch import run
-from covey.models import linear, logistic
+from covey.runs.run import Run
 
 
 def knobs(**changes: Any) -> dict[str, Any]:
@@ -78,7 +77,9 @@ def test_evaluation_agrees_with_predictions(whole, data):
     correct = 0
     for place in range(data.clients):
         rows = data.shard(place, "test").rows
-        predicted = np.argmax(whole.predict(rows.x, client=data.name_of(place)).log_probability, axis=-1)
+        predicted = np.argmax(
+            whole.predict(rows.x, client=data.name_of(place)).log_probability, axis=-1
+        )
         accuracy = float(np.mean(predicted == np.asarray(rows.y)))
         assert found.clients["accuracy"][place] == pytest.approx(accuracy, abs=1e-6)
         correct += int(np.sum(predicted == np.asarray(rows.y)))
@@ -128,9 +129,15 @@ def test_a_part_without_rows_is_told_before_the_first_round(method, data, whole)
 
 def test_clients_with_other_columns_are_refused(method, data):
     names = tuple(f"column{place}" for place in range(data.rows.x.shape[1]))
-    named, turned = (replace(data, spec=data.spec._replace(features=features)) for features in (names, names[::-1]))
+    named, turned = (
+        replace(data, spec=data.spec._replace(features=features))
+        for features in (names, names[::-1])
+    )
     done = run(method, named, **knobs(rounds=1, evaluate_every=None))
-    for ask in (lambda: done.evaluate(turned), lambda: done.predict(data.rows.x[:1], client="site0", data=turned)):
+    for ask in (
+        lambda: done.evaluate(turned),
+        lambda: done.predict(data.rows.x[:1], client="site0", data=turned),
+    ):
         with pytest.raises(ValueError, match="in another order"):
             ask()
 
@@ -149,15 +156,26 @@ def test_going_on_is_the_same_as_not_having_stopped(method, data, whole):
 
 def test_the_loop_runs_too(method, data, whole):
     done = run(method, data, **knobs(rounds=3, evaluate_every=None), engine="loop")
-    np.testing.assert_allclose(done.metrics["train_loss"], whole.metrics["train_loss"][:3], rtol=1e-5)
+    np.testing.assert_allclose(
+        done.metrics["train_loss"], whole.metrics["train_loss"][:3], rtol=1e-5
+    )
 
 
 def test_peers_run_too_and_go_on_after_a_stop(method, data, tmp_path):
-    plain, settings = fedavg(logistic(), client_optimizer=optax.sgd(0.05)), knobs(rounds=6, evaluate_every=None)
+    plain, settings = (
+        fedavg(logistic(), client_optimizer=optax.sgd(0.05)),
+        knobs(rounds=6, evaluate_every=None),
+    )
     server = run(plain, data, **settings).metrics["train_loss"]
-    between = settings | {"engine": "peers", "topology": topology.complete(), "out": tmp_path / "run"}
+    between = settings | {
+        "engine": "peers",
+        "topology": topology.complete(),
+        "out": tmp_path / "run",
+    }
     assert len(run(plain, data, **between | {"rounds": 4}).metrics) == 4
-    np.testing.assert_allclose(run(plain, data, **between, resume=True).metrics["train_loss"], server, rtol=1e-4)
+    np.testing.assert_allclose(
+        run(plain, data, **between, resume=True).metrics["train_loss"], server, rtol=1e-4
+    )
     with pytest.raises(ValueError, match="'loop' has a server"):
         run(plain, data, **between | {"engine": "loop"})
     with pytest.raises(ValueError, match="not linear in the sum"):
@@ -178,14 +196,20 @@ def test_a_run_on_disk_is_the_same_and_can_be_read(method, data, whole, stored):
     assert_same(whole, done)
     assert done.name == "study"
     pd.testing.assert_frame_equal(pd.read_json(stored / "metrics.jsonl", lines=True), done.metrics)
-    pd.testing.assert_frame_equal(pd.read_parquet(stored / "clients.parquet"), whole.clients, check_dtype=False)
+    pd.testing.assert_frame_equal(
+        pd.read_parquet(stored / "clients.parquet"), whole.clients, check_dtype=False
+    )
 
 
 def test_data_are_told_apart_by_their_rows_and_not_by_the_names_of_columns():
     x, y, owner = np.arange(6.0).reshape(3, 2), np.arange(3.0), [0, 0, 1]
     named = FederatedData.from_arrays(x, y, owner, features=["age", "dose"])
     # as of runs before
-    assert data_digest(named) == data_digest(FederatedData.from_arrays(x, y, owner)) == "d475a0c97c19dd22"
+    assert (
+        data_digest(named)
+        == data_digest(FederatedData.from_arrays(x, y, owner))
+        == "d475a0c97c19dd22"
+    )
     assert data_digest(FederatedData.from_arrays(x[:, ::-1], y, owner)) != data_digest(named)
 
 
@@ -210,7 +234,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("moment", [1, 5, 6, 11])
-def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(method, data, whole, tmp_path, monkeypatch, moment):
+def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(
+    method, data, whole, tmp_path, monkeypatch, moment
+):
     """Die at the n-th time that something is forced to disk or moved into place."""
     left = moment
 
@@ -235,7 +261,9 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(method, data, who
     assert not list((tmp_path / "run").rglob(f"*{atomic_files.SUFFIX}"))
 
 
-def test_a_full_disk_stops_the_run_and_the_run_goes_on_later(method, data, whole, tmp_path, monkeypatch):
+def test_a_full_disk_stops_the_run_and_the_run_goes_on_later(
+    method, data, whole, tmp_path, monkeypatch
+):
     done = run(method, data, **knobs(rounds=5), out=tmp_path / "run")
 
     def full(*_):
@@ -260,7 +288,9 @@ def test_ctrl_c_is_heard_between_rounds(method, data, whole, tmp_path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("covey.runs.run._next_length", stop_at_four)
-        with pytest.raises(KeyboardInterrupt, match=r"stopped after round 1 of 12: saved in .*resume=True"):
+        with pytest.raises(
+            KeyboardInterrupt, match=r"stopped after round 1 of 12: saved in .*resume=True"
+        ):
             run(method, data, **knobs(), out=tmp_path / "run")
     assert_same(whole, run(method, data, **knobs(), out=tmp_path / "run", resume=True))
 
@@ -300,7 +330,11 @@ def test_bottom_decile_is_the_tenth_worst_of_a_hundred(data, clients, rank):
 
 
 def test_pooled_calibration_merges_bins_and_does_not_average_clients(data):
-    bins = Calibration(confidence=jnp.full((2, 1), 0.9), correct=jnp.asarray([[1.0], [0.8]]), count=jnp.ones((2, 1)))
+    bins = Calibration(
+        confidence=jnp.full((2, 1), 0.9),
+        correct=jnp.asarray([[1.0], [0.8]]),
+        count=jnp.ones((2, 1)),
+    )
     found = Evaluation(1, "test", data, {"ece": bins})
     assert found.pooled["ece"] == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ValueError, match="no accuracy"):
@@ -314,10 +348,17 @@ def test_states_of_clients_lie_in_the_run_directory_and_resume(data, tmp_path):
     common = {"seed": 4, "cohort": cohort.uniform(2), "storage": "host", "progress": False}
     straight = run(alone(), data, rounds=9, **common)
     run(alone(), data, rounds=5, out=tmp_path / "run", checkpoint_every=2, **common)
-    assert sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir()) == ["leaf0.bin", "leaf1.bin"]
-    resumed = run(alone(), data, rounds=9, out=tmp_path / "run", checkpoint_every=2, resume=True, **common)
+    assert sorted(path.name for path in (tmp_path / "run" / "nodes").iterdir()) == [
+        "leaf0.bin",
+        "leaf1.bin",
+    ]
+    resumed = run(
+        alone(), data, rounds=9, out=tmp_path / "run", checkpoint_every=2, resume=True, **common
+    )
     pd.testing.assert_frame_equal(numbers(resumed), numbers(straight))
-    pd.testing.assert_frame_equal(resumed.evaluate(split="validation").clients, straight.evaluate(split="validation").clients)
+    pd.testing.assert_frame_equal(
+        resumed.evaluate(split="validation").clients, straight.evaluate(split="validation").clients
+    )
 
 
 def test_a_client_that_diverges_is_named_once():
@@ -326,7 +367,8 @@ def test_a_client_that_diverges_is_named_once():
     data = FederatedData.from_clients({"calm": (x, x[:, 0]), "wild": (1e4 * x, x[:, 0])})
     method = fedavg(linear(), client_optimizer=optax.sgd(0.1), batch_size=None, steps=30)
     with pytest.warns(
-        UserWarning, match="round 1: 1 of the clients, 'wild' among them, have numbers that are not finite"
+        UserWarning,
+        match="round 1: 1 of the clients, 'wild' among them, have numbers that are not finite",
     ) as told:
         done = run(method, data, rounds=6, seed=0)
     assert len(told) == 1
@@ -337,7 +379,14 @@ def test_a_client_that_diverges_is_named_once():
 def test_the_rounds_before_a_divergence_are_kept(tmp_path):
     too_fast = fedavg(linear(), client_optimizer=optax.sgd(2.0), batch_size=None)
     with pytest.raises(Diverged, match=r"round (\d+): all 5 uploads") as told:
-        run(too_fast, linear_gaussian().data, rounds=400, seed=0, out=tmp_path / "run", progress=False)
+        run(
+            too_fast,
+            linear_gaussian().data,
+            rounds=400,
+            seed=0,
+            out=tmp_path / "run",
+            progress=False,
+        )
     lines = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
     assert lines["round"].tolist() == list(range(1, int(str(told.value).split()[1][:-1])))
     assert lines["train_loss"].max() > 1e10 * lines["train_loss"].iloc[0]
@@ -345,7 +394,7 @@ def test_the_rounds_before_a_divergence_are_kept(tmp_path):
 
 def test_a_method_that_draws_has_a_posterior(data):
     done = run(remembering(), data, rounds=2, seed=0, progress=False)
-    draws = done.posterior.draws("site1", 4000)
+    draws = done.posterior.client("site1").draws(4000, chains=1)[0]
     memory = np.asarray(done._state.nodes.state)[1]
     assert draws.shape == (4000, 3)
     assert np.all(np.abs(draws.mean(0) - memory) < 4 / np.sqrt(4000))

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from covey.core import cohort
 from covey.config import configuration
 from covey.config.configuration import ConfigurationError
-from covey.runs.launch import run
+from covey.core import cohort
 from covey.privacy import Budget, BudgetSpentError, Mechanism, participation, rdp, theorem
+from covey.runs.launch import run
 
 BUDGET = Budget(delta=1e-4, epsilon=1.0)
 
@@ -36,7 +36,16 @@ def private(method):
 @pytest.fixture(scope="module")
 def done(private, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "private"
-    return run(private, data, rounds=6, seed=3, cohort=cohort.uniform(2), privacy=BUDGET, progress=False, out=out)
+    return run(
+        private,
+        data,
+        rounds=6,
+        seed=3,
+        cohort=cohort.uniform(2),
+        privacy=BUDGET,
+        progress=False,
+        out=out,
+    )
 
 
 def test_every_round_says_what_it_revealed(done, data):
@@ -44,7 +53,9 @@ def test_every_round_says_what_it_revealed(done, data):
     what = done.ledger.mechanism
     assert (what.scheme, what.cohort_size, what.rows) == ("uniform", 2, tuple(data.counts("train")))
     for accountant, name in ((rdp, "epsilon_rdp"), (theorem, "epsilon_theorem")):
-        assert said[name].tolist() == [accountant(what, rounds=number, delta=1e-4) for number in range(1, 7)]
+        assert said[name].tolist() == [
+            accountant(what, rounds=number, delta=1e-4) for number in range(1, 7)
+        ]
 
 
 def test_a_run_does_not_go_on_past_its_budget(done):
@@ -56,7 +67,17 @@ def test_a_run_does_not_go_on_past_its_budget(done):
 
 def test_a_resumed_run_goes_on_counting(done, private, data):
     out = done._directory.path
-    more = run(private, data, rounds=8, seed=3, cohort=cohort.uniform(2), privacy=BUDGET, progress=False, out=out, resume=True)
+    more = run(
+        private,
+        data,
+        rounds=8,
+        seed=3,
+        cohort=cohort.uniform(2),
+        privacy=BUDGET,
+        progress=False,
+        out=out,
+        resume=True,
+    )
     assert more.metrics["epsilon_rdp"].iloc[-1] == rdp(more.ledger.mechanism, rounds=8, delta=1e-4)
     assert more.metrics["epsilon_rdp"].is_monotonic_increasing
 
@@ -93,8 +114,13 @@ def test_a_resumed_run_goes_on_counting(done, private, data):
 
 def test_a_run_does_not_begin_what_it_cannot_afford(private, data, tmp_path):
     small = Budget(delta=1e-4, epsilon=0.2)
-    with pytest.raises(BudgetSpentError, match=r"epsilon=0.2 at delta=0.0001; 0 rounds have spent 0 of it.*run at most \d+ more"):
-        run(private, data, rounds=1000, seed=3, privacy=small, progress=False, out=tmp_path / "none")
+    with pytest.raises(
+        BudgetSpentError,
+        match=r"epsilon=0.2 at delta=0.0001; 0 rounds have spent 0 of it.*run at most \d+ more",
+    ):
+        run(
+            private, data, rounds=1000, seed=3, privacy=small, progress=False, out=tmp_path / "none"
+        )
     assert not (tmp_path / "none").exists()
 
 
@@ -103,7 +129,9 @@ def test_a_step_outside_of_the_theorem_is_named_before_anything_runs(private, da
         return mechanism(counts, sampler, step_size=1.0)
 
     with pytest.raises(ValueError, match="must not exceed"):
-        run(private._replace(mechanism=bold), data, rounds=2, seed=3, privacy=BUDGET, progress=False)
+        run(
+            private._replace(mechanism=bold), data, rounds=2, seed=3, privacy=BUDGET, progress=False
+        )
 
 
 def test_a_method_that_protects_nothing_has_no_budget(method, data):
@@ -113,7 +141,11 @@ def test_a_method_that_protects_nothing_has_no_budget(method, data):
 
 def test_cohorts_of_another_kind_count_as_everyone(data):
     counts = data.counts("train")
-    assert participation(cohort.full()(counts)) == participation(cohort.bernoulli(0.5)(counts)) == ("full", None)
+    assert (
+        participation(cohort.full()(counts))
+        == participation(cohort.bernoulli(0.5)(counts))
+        == ("full", None)
+    )
     assert participation(cohort.uniform(len(counts))(counts)) == ("full", None)
     assert participation(cohort.uniform(2)(counts)) == ("uniform", 2)
     assert participation(cohort.weighted(9)(counts)) == ("weighted", 9)
@@ -127,7 +159,9 @@ def test_the_table_of_a_configuration_is_checked():
         "run": {"rounds": 5, "seed": 1},
     }
     assert "privacy" not in configuration.checked(tables).tables
-    good = configuration.checked(tables | {"privacy": {"delta": 1e-5, "epsilon": 2, "accountants": ["rdp"]}})
+    good = configuration.checked(
+        tables | {"privacy": {"delta": 1e-5, "epsilon": 2, "accountants": ["rdp"]}}
+    )
     assert Budget(**good.options["privacy"]) == Budget(delta=1e-5, epsilon=2, accountants=("rdp",))
     assert good.tables["privacy"] == {
         "delta": 1e-5,
@@ -138,8 +172,14 @@ def test_the_table_of_a_configuration_is_checked():
     }
     for table, line in (
         ({"epsilon": 1.0}, r"privacy.delta is missing \(a number\)"),
-        ({"delta": 1e-5, "epsilom": 1.0}, "privacy.epsilom: unknown key 'epsilom'; did you mean 'epsilon'"),
-        ({"delta": 1e-5, "kept_by": "luck"}, "privacy.kept_by: input should be 'theorem', 'rdp' or 'pld', got 'luck'"),
+        (
+            {"delta": 1e-5, "epsilom": 1.0},
+            "privacy.epsilom: unknown key 'epsilom'; did you mean 'epsilon'",
+        ),
+        (
+            {"delta": 1e-5, "kept_by": "luck"},
+            "privacy.kept_by: input should be 'theorem', 'rdp' or 'pld', got 'luck'",
+        ),
     ):
         with pytest.raises(ConfigurationError, match=line):
             configuration.checked(tables | {"privacy": table})

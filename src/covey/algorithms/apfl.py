@@ -30,19 +30,17 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.fedavg import (
+from covey.algorithms.averaging import (
     Info,
     State,
-    Up,
     Weighting,
     check_weighting,
     client_weight,
-    descend_server,
+    server_step,
 )
-from covey.core.algorithm import Algorithm, Empty, Local
+from covey.core.algorithm import Algorithm, Empty, Local, keep
 from covey.core.shard import some_rows
 from covey.kernels.descent import descend, mean_gradient, schedule
-from covey.models.measure import measure
 from covey.models.model import Model
 
 
@@ -130,22 +128,15 @@ def apfl(
             return loss, Pair(by_common, by_own)
 
         end = descend(key, data, of_both, for_client, plan, Pair(common, personal.parameters))
-        weight = client_weight(data, weighting)
-        delta = jax.tree.map(
-            lambda before, after: weight * (before - after), common, end.parameters.common
-        )
-        return Local(
-            Up(delta, weight), Personal(end.parameters.own, share), Info(end.loss, end.steps)
-        )
+        delta = jax.tree.map(jnp.subtract, common, end.parameters.common)
+        own = Personal(end.parameters.own, share)
+        return Local(delta, own, Info(end.loss, end.steps), client_weight(data, weighting))
 
     def server(key, state, aggregate):
-        return descend_server(for_server, state, aggregate), Empty()
+        return server_step(for_server, state, aggregate), Empty()
 
     def predict(key, common, personal, x):
         return model.predictive(mixed(personal.alpha, personal.parameters, common), x)
-
-    def evaluate(key, common, personal, data):
-        return measure(lambda x: predict(key, common, personal, x), data)
 
     def adapt(key, common, data):
         share = jnp.asarray(alpha, float)
@@ -165,9 +156,8 @@ def apfl(
         init_client=init_client,
         broadcast=lambda state: state.parameters,
         client=client,
-        commit=lambda pending, sent: pending,
+        commit=keep,
         server=server,
-        evaluate=evaluate,
         predict=predict,
         adapt=adapt,
     )

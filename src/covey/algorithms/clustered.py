@@ -34,12 +34,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from covey.algorithms.fedavg import Weighting, change, check_weighting, client_weight
+from covey.algorithms.averaging import Weighting, change, check_weighting, client_weight
 from covey.core import tree
-from covey.core.algorithm import Algorithm, Local, no_state
+from covey.core.algorithm import Algorithm, Hooks, Local, no_state
 from covey.core.shard import Shard, fold_batches
 from covey.kernels.descent import Gradient, descend, mean_gradient, schedule
-from covey.models.measure import measure
 from covey.models.model import Model
 
 # rows at once in a gradient of all rows; bounds the memory and changes no value beyond rounding
@@ -229,9 +228,6 @@ def clustered(
     def predict(key, down, personal, x):
         return model.predictive(tree.take(down.parameters, personal.cluster), x)
 
-    def evaluate(key, down, personal, data):
-        return measure(lambda x: predict(key, down, personal, x), data)
-
     return Algorithm(
         name="clustered",
         init=init,
@@ -240,10 +236,10 @@ def clustered(
         client=client,
         commit=no_state,
         server=server,
-        evaluate=evaluate,
         predict=predict,
         adapt=lambda key, down, data: Personal(cluster_of(down, data)),
-        personalise_at_evaluation=True,
+        exact=("weight", "clients", "square", "coherence"),
+        hooks=Hooks(adapt_before_evaluation=True),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Float, Int
 
-from covey.algorithms.fedavg import Weighting
+from covey.algorithms.averaging import Weighting
 from covey.algorithms.fedem import fedem
 from covey.core.algorithm import Algorithm
 from covey.models.latent import LatentModel

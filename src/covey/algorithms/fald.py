@@ -51,12 +51,20 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 from optax.tree_utils import tree_norm, tree_random_like
 
-from covey.algorithms.fedavg import Info, Up
+from covey.algorithms.averaging import Info, mean_change
 from covey.core import tree
-from covey.core.algorithm import Algorithm, Chains, Empty, Kept, Local, no_state
-from covey.core.cohort import Sampler
+from covey.core.algorithm import (
+    Algorithm,
+    Chains,
+    Empty,
+    Hooks,
+    Kept,
+    Local,
+    Plan,
+    Posterior,
+    no_state,
+)
 from covey.core.shard import Batch, all_rows, poisson_rows, some_rows
-from covey.models.measure import measure
 from covey.models.mixed import average_of
 from covey.models.model import Model
 from covey.privacy.clipping import clipped_sum
@@ -254,20 +262,15 @@ def fald(
 
         together = _steps_together(local_steps, tree.size(down.theta))
         beta = jax.lax.fori_loop(0, local_steps // together, some_steps, down.theta)
-        delta = jax.tree.map(lambda new, old: share * (new - old), beta, down.theta)
+        delta = jax.tree.map(jnp.subtract, beta, down.theta)
         if clip is not None:  # a loss of rows would show of them what noise has hidden
-            return Local(Up(delta, share), Empty(), Empty())
+            return Local(delta, Empty(), Empty(), share)
         first = jax.tree.map(lambda leaf: leaf[..., 0], down.theta)
         loss = batch_loss(model, first, batch_of(choose))
-        return Local(Up(delta, share), Empty(), Info(loss, jnp.asarray(local_steps)))
+        return Local(delta, Empty(), Info(loss, jnp.asarray(local_steps)), share)
 
     def server(key, state, aggregate):
-        total = aggregate.weighted.weight
-        theta = jax.tree.map(
-            lambda at, d: at + d / jnp.where(total > 0, total, 1.0),
-            state.theta,
-            aggregate.weighted.delta,
-        )
+        theta = jax.tree.map(jnp.add, state.theta, mean_change(aggregate))
         done = state.round + 1
         due = (done > burn_in) & ((done - burn_in) % thinning == 0)
         place = state.drawn % keep
@@ -310,9 +313,9 @@ def fald(
             return f"step_size is {step_size:g}; try a tenth of it"
         return f"its largest stable step there is about {2 / curvature:.2g}, and step_size is {step_size:g}"
 
-    def mechanism(counts, sampler):
-        scheme, size = participation(sampler)
-        rows = counts[counts > 0]
+    def mechanism(plan):
+        scheme, size = participation(plan.sampler)
+        rows = plan.counts[plan.counts > 0]
         return Mechanism(
             step_size=step_size,
             temperature=temperature,
@@ -338,17 +341,15 @@ def fald(
         client=client,
         commit=no_state,
         server=server,
-        evaluate=lambda key, down, client_state, data: measure(
-            lambda x: predict(key, down, client_state, x), data
-        ),
         predict=predict,
         adapt=no_state,
-        chains=Chains(kept, model.describe or (lambda draw: draw), model.predictive),
-        axes=model.axes,
+        posterior=Posterior(
+            shared=Chains(kept, model.describe or (lambda draw: draw), model.predictive),
+            axes=model.axes,
+        ),
         publish=publish,
-        check=_check_cohort,
-        diagnose=diagnose,
-        mechanism=None if clip is None else mechanism,
+        privacy=None if clip is None else mechanism,
+        hooks=Hooks(validate=_check_cohort, diagnose=diagnose),
     )
 
 
@@ -431,9 +432,10 @@ def _log_prior(model: Model, prior: float | LogPrior | None) -> LogPrior | None:
     return lambda theta: -0.5 * tree_norm(theta, squared=True) / prior**2
 
 
-def _check_cohort(counts: np.ndarray, sampler: Sampler) -> None:
+def _check_cohort(plan: Plan) -> None:
     """Scheme II is for clients of equal size."""
-    if sampler.alike and counts.min() < counts.max():
+    counts = plan.counts
+    if plan.sampler.alike and counts.min() < counts.max():
         warnings.warn(
             f"fald: clients have {counts.min()} to {counts.max()} rows, but cohorts draw them alike (scheme II), which is for "
             "clients of equal size: the average of a cohort is then a ratio with a bias of its own; cohort.weighted (scheme I) "

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.fedavg import Weighting, fedavg
-from covey.core.algorithm import Algorithm
+from covey.algorithms.averaging import Weighting
+from covey.algorithms.fedavg import fedavg
+from covey.core.algorithm import Algorithm, Hooks
 from covey.kernels.descent import descend, mean_gradient, schedule
-from covey.models.measure import measure
 from covey.models.model import Model
 
 
@@ -55,13 +55,9 @@ def fedavg_plus(
     def adapt(key, parameters, data):
         return Personal(descend(key, data, gradient, tuner, plan, parameters).parameters)
 
-    def evaluate(key, parameters, personal, data):
-        return measure(lambda x: model.predictive(personal.parameters, x), data)
-
     return training._replace(
         name="fedavg_plus",
-        evaluate=evaluate,
         predict=lambda key, parameters, personal, x: model.predictive(personal.parameters, x),
         adapt=adapt,
-        personalise_at_evaluation=True,
+        hooks=Hooks(adapt_before_evaluation=True),
     )

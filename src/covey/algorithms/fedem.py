@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from covey.algorithms.fedavg import Weighting, client_weight
+from covey.algorithms.averaging import Weighting, client_weight
 from covey.core.algorithm import Aggregate, Algorithm, Local, no_state
 from covey.core.metrics import Mean, Metric
 from covey.core.shard import Batch, Shard, Spec, fold_batches, some_rows

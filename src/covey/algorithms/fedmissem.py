@@ -54,7 +54,6 @@ from covey.algorithms.fedem import Info, checked_steps
 from covey.core.algorithm import Algorithm, Empty, Local, no_state
 from covey.core.shard import Batch, Shard, fold_batches, some_rows
 from covey.models.matrix_completion import ROWS, Factors, MatrixModel, Side, Sums
-from covey.models.measure import measure
 
 # observations at once in a pass over all of them; bounds the memory and changes no value beyond
 # rounding
@@ -174,9 +173,6 @@ def fedmissem(
         client=client,
         commit=lambda pending, sent: _remembered(pending.memory, pending.side, sent, memory_rate),
         server=server,
-        evaluate=lambda key, down, memory, data: measure(
-            lambda x: model.predictive(down.factors, x), data
-        ),
         predict=lambda key, down, memory, x: model.predictive(down.factors, x),
         adapt=no_state,
     )

@@ -51,23 +51,31 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from covey.algorithms import fedavg
-from covey.algorithms.fedavg import (
+from covey.algorithms import averaging
+from covey.algorithms.averaging import (
     Info,
     Weighting,
     change,
     check_weighting,
     client_weight,
-    descend_server,
+    server_step,
 )
-from covey.core.algorithm import Algorithm, Empty, Local, no_state
+from covey.core.algorithm import (
+    Aggregate,
+    Algorithm,
+    Approximation,
+    Empty,
+    Hooks,
+    Local,
+    Posterior,
+    no_state,
+)
 from covey.core.shard import all_rows
 from covey.kernels import shrinkage
 from covey.kernels.descent import descend_steps, mean_gradient, schedule
 from covey.kernels.iasg import Averaging, Minibatches, burnt_in, next_sample, steps_of
 from covey.kernels.kernel import Kernel, Target
 from covey.kernels.low_rank import LowRank, columns, deviations, from_image
-from covey.models.measure import measure
 from covey.models.mixed import averaged
 from covey.models.model import Model
 
@@ -95,6 +103,7 @@ class State(NamedTuple):
     round: Int[Array, ""]
     seed: UInt32[Array, ""] | Empty
     precision: Precision | Empty
+    clients: Float[Array, ""]
 
 
 class Down(NamedTuple):
@@ -113,10 +122,10 @@ class Published(NamedTuple):
 
 
 class Up(NamedTuple):
-    """A client's delta and precision, times its weight."""
+    """A client's delta, its scale tau (1 where rho is given), and its precision."""
 
     delta: PyTree
-    weight: Float[Array, ""]
+    tau: Float[Array, ""]
     precision: Precision | Empty
 
 
@@ -217,7 +226,14 @@ def fedpa(
         if rank:
             seed = jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32)
             precision = _nothing(flat, rank)
-        return State(parameters, for_server.init(parameters), jnp.int32(0), seed, precision)
+        return State(
+            parameters,
+            for_server.init(parameters),
+            jnp.int32(0),
+            seed,
+            precision,
+            jnp.asarray(spec.clients or 1, float),
+        )
 
     def publish(state):
         posterior: LowRank | Empty = Empty()
@@ -309,25 +325,26 @@ def fedpa(
         else:
             found = sampled_round(key, down, data)
         delta, tau, precision, info = found
-        weight = client_weight(data, weighting)
-        delta, precision = jax.tree.map(lambda leaf: weight * leaf, (delta, precision))
-        return Local(Up(delta, weight * tau, precision), Empty(), info)
+        return Local(Up(delta, tau, precision), Empty(), info, client_weight(data, weighting))
 
     def server(key, state, aggregate):
-        parameters, memory = descend_server(
-            for_server, fedavg.State(state.parameters, state.optimizer), aggregate
-        )
+        # The server's step is along the mean delta over the mean scale.
+        total = Aggregate(aggregate.weighted.delta, (), aggregate.weighted.tau, aggregate.count)
+        before = averaging.State(state.parameters, state.optimizer)
+        parameters, memory = server_step(for_server, before, total)
         precision = state.precision
         if isinstance(precision, Precision):
             # With q_i of mean one, the sum over clients is their number times the weighted mean.
             fresh = aggregate.weighted.precision
-            share = aggregate.weight / jnp.where(fresh.weight > 0, fresh.weight, 1.0)
+            share = state.clients / jnp.where(fresh.weight > 0, fresh.weight, 1.0)
             new = Precision(fresh.level * share, fresh.image * share, jnp.ones_like(fresh.weight))
             mixed = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, precision, new)
             precision = jax.tree.map(
                 lambda old, new: jnp.where(fresh.weight > 0, new, old), precision, mixed
             )
-        return State(parameters, memory, state.round + 1, state.seed, precision), Empty()
+        return State(
+            parameters, memory, state.round + 1, state.seed, precision, state.clients
+        ), Empty()
 
     def predict(key, down, client_state, x):
         if isinstance(down.posterior, Empty):
@@ -338,10 +355,20 @@ def fedpa(
         )  # before the first samples: the mode alone
         return averaged(lambda z: model.predictive(unravel(z), x), flat + off)
 
-    def draws(key, down, client_state, data, number):
+    def fit(down, spec, ask):
+        return down
+
+    def draw(key, down, count):
         flat, unravel = ravel_pytree(down.parameters)
-        drawn = jax.vmap(unravel)(flat + deviations(key, down.posterior, number))
+        drawn = jax.vmap(unravel)(flat + deviations(key, down.posterior, count))
         return drawn if model.describe is None else jax.vmap(model.describe)(drawn)
+
+    def longer_than_burn_in(plan):
+        if plan.rounds is not None and plan.rounds <= burn_in_rounds:
+            raise ValueError(
+                f"fedpa burns in for {burn_in_rounds} rounds, and rounds={plan.rounds} ends before "
+                "it begins; ask for more rounds, or for fewer burn_in_rounds"
+            )
 
     return Algorithm(
         name="fedpa",
@@ -351,15 +378,12 @@ def fedpa(
         client=client,
         commit=no_state,
         server=server,
-        evaluate=lambda key, down, client_state, data: measure(
-            lambda x: predict(key, down, client_state, x), data
-        ),
         predict=predict,
         adapt=no_state,
-        draws=draws if rank else None,
-        axes=model.axes,
         publish=publish,
-        burn_in=burn_in_rounds,
+        posterior=Posterior(shared=Approximation(fit, draw) if rank else None, axes=model.axes),
+        exact=("tau", "precision.level", "precision.weight") if rank else ("tau",),
+        hooks=Hooks(validate=longer_than_burn_in),
     )
 
 

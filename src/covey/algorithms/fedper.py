@@ -12,7 +12,7 @@ whole network.
 
 import optax
 
-from covey.algorithms.fedavg import Weighting, change
+from covey.algorithms.averaging import Weighting, change
 from covey.algorithms.fedrep import with_heads
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import descend, mean_gradient, schedule

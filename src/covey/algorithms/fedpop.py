@@ -54,14 +54,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from covey.algorithms.fedavg import Info
-from covey.core.algorithm import Algorithm, Empty, Local
+from covey.algorithms.averaging import Info
+from covey.core.algorithm import Algorithm, Empty, Local, Posterior, keep
 from covey.core.shard import all_rows, batches_of
 from covey.kernels.descent import walk
 from covey.kernels.kernel import Kernel, Target, chain
 from covey.kernels.langevin import ula
 from covey.models.effects import Law, gaussian
-from covey.models.measure import measure
 from covey.models.mixed import MixedModel, averaged
 
 
@@ -336,9 +335,6 @@ def fedpop(
     def predict(key, down, personal, x):
         return averaged(lambda z: model.predictive(down.theta.phi, z, x), personal.draws)
 
-    def evaluate(key, down, personal, data):
-        return measure(lambda x: predict(key, down, personal, x), data)
-
     def adapt(key, down, data):
         walk, prior = jax.random.split(key)
         start = law.start(of_law(model, down.theta))
@@ -373,13 +369,11 @@ def fedpop(
         init_client=init_client,
         broadcast=lambda state: Down(state.theta, temperature(state)),
         client=client,
-        commit=lambda pending, sent: pending,
+        commit=keep,
         server=server,
-        evaluate=evaluate,
         predict=predict,
         adapt=adapt,
-        draws=more,
-        axes=model.axes,
+        posterior=Posterior(client=more, axes=model.axes),
     )
 
 

@@ -13,7 +13,7 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.fedavg import Weighting, averaging, change
+from covey.algorithms.averaging import Weighting, averaging, change
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import Gradient, descend, mean_gradient, schedule
 from covey.models.model import Model

@@ -32,27 +32,25 @@ import jax
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms import fedavg
-from covey.algorithms.fedavg import (
+from covey.algorithms import averaging
+from covey.algorithms.averaging import (
     Info,
-    Up,
     Weighting,
     change,
     check_weighting,
     client_weight,
-    descend_server,
+    server_step,
 )
-from covey.core.algorithm import Algorithm, Empty, Local
+from covey.core.algorithm import Algorithm, Empty, Local, keep
 from covey.core.shard import Shard
 from covey.kernels.descent import Descent, Schedule, descend, mean_gradient, schedule
-from covey.models.measure import measure
 from covey.models.mixed import MixedModel
 
 
 class State(NamedTuple):
     """phi with the server optimiser's memory, and the head that every client starts from."""
 
-    shared: fedavg.State
+    shared: averaging.State
     head: Float[Array, " head"]
 
 
@@ -154,21 +152,17 @@ def with_heads(
     def init(key, spec):
         # One key for both: the body and the head of a network should be of the same draw.
         phi, head = model.init(key, spec), model.init_effects(key, spec)
-        return State(fedavg.State(phi, optimizer.init(phi)), head)
+        return State(averaging.State(phi, optimizer.init(phi)), head)
 
     def client(key, down, personal, data):
         delta, head, info = solve(key, Pair(down.phi, personal.head), data)
-        weight = client_weight(data, weighting)
-        return Local(Up(jax.tree.map(lambda d: weight * d, delta), weight), Personal(head), info)
+        return Local(delta, Personal(head), info, client_weight(data, weighting))
 
     def server(key, state, aggregate):
-        return state._replace(shared=descend_server(optimizer, state.shared, aggregate)), Empty()
+        return state._replace(shared=server_step(optimizer, state.shared, aggregate)), Empty()
 
     def predict(key, down, personal, x):
         return model.predictive(down.phi, personal.head, x)
-
-    def evaluate(key, down, personal, data):
-        return measure(lambda x: predict(key, down, personal, x), data)
 
     return Algorithm(
         name=name,
@@ -176,9 +170,8 @@ def with_heads(
         init_client=lambda key, down, data: Personal(down.head),
         broadcast=lambda state: Pair(state.shared.parameters, state.head),
         client=client,
-        commit=lambda pending, sent: pending,
+        commit=keep,
         server=server,
-        evaluate=evaluate,
         predict=predict,
         adapt=lambda key, down, data: Personal(
             fit_head(key, model, down, data, head_optimizer, adapt_plan).parameters

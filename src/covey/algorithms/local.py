@@ -9,10 +9,9 @@ from typing import NamedTuple
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.fedavg import Info
-from covey.core.algorithm import Algorithm, Empty, Local
+from covey.algorithms.averaging import Info
+from covey.core.algorithm import Algorithm, Empty, Local, keep
 from covey.kernels.descent import descend, mean_gradient, schedule
-from covey.models.measure import measure
 from covey.models.model import Model
 
 
@@ -54,18 +53,14 @@ def local(
             descend(key, data, gradient, optimizer, adapt_plan, start.parameters).parameters
         )
 
-    def evaluate(key, start, personal, data):
-        return measure(lambda x: model.predictive(personal.parameters, x), data)
-
     return Algorithm(
         name="local",
         init=lambda key, spec: Start(model.init(key, spec)),
         init_client=lambda key, start, data: Personal(start.parameters),
         broadcast=lambda start: start,
         client=client,
-        commit=lambda pending, sent: pending,
+        commit=keep,
         server=lambda key, start, aggregate: (start, Empty()),
-        evaluate=evaluate,
         predict=lambda key, start, personal, x: model.predictive(personal.parameters, x),
         adapt=adapt,
     )

@@ -11,7 +11,7 @@ server takes one step along their average.
 import jax.numpy as jnp
 import optax
 
-from covey.algorithms.fedavg import Info, Weighting, averaging
+from covey.algorithms.averaging import Info, Weighting, averaging
 from covey.core.algorithm import Algorithm
 from covey.core.shard import some_rows
 from covey.kernels.descent import mean_gradient, schedule

@@ -47,7 +47,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.fedavg import Info, Weighting
+from covey.algorithms.averaging import Info, Weighting
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core import tree
 from covey.core.algorithm import Algorithm

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.fedavg import Info, Weighting
+from covey.algorithms.averaging import Info, Weighting
 from covey.algorithms.fedprox import tied
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core.algorithm import Algorithm

@@ -27,19 +27,18 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from covey.algorithms.fedavg import (
+from covey.algorithms.averaging import (
     State,
-    Up,
     Weighting,
     check_weighting,
     client_weight,
-    descend_server,
+    server_step,
 )
-from covey.core.algorithm import Algorithm, Empty, Info, Local
+from covey.core.algorithm import Algorithm, Empty, Info, Local, keep
+from covey.core.measure import measure
 from covey.core.metrics import Metric
 from covey.core.shard import Shard, Spec
 from covey.kernels.descent import Descent
-from covey.models.measure import measure
 from covey.models.predictive import Predictive
 
 
@@ -121,16 +120,13 @@ def surrogate_optimisation(
             at = jax.lax.fori_loop(
                 0, local_rounds, lambda r, at: once(jax.random.fold_in(key, r), at, data), at
             )
-        weight = client_weight(data, weighting)
-        delta = jax.tree.map(lambda before, after: weight * (before - after), shared, at.shared)
-        return Local(
-            Up(delta, weight), at.own, report(at._replace(loss=at.loss / local_rounds), data)
-        )
+        delta = jax.tree.map(jnp.subtract, shared, at.shared)
+        info = report(at._replace(loss=at.loss / local_rounds), data)
+        return Local(delta, at.own, info, client_weight(data, weighting))
 
     def evaluate(key, shared, own, data):
-        return measure(lambda x: predict(shared, own, x), data) | (
-            {} if describe is None else dict(describe(own, data))
-        )
+        more = {} if describe is None else dict(describe(own, data))
+        return measure(lambda x: predict(shared, own, x), data) | more
 
     return Algorithm(
         name=name,
@@ -138,8 +134,8 @@ def surrogate_optimisation(
         init_client=init_client,
         broadcast=lambda state: state.parameters,
         client=client,
-        commit=lambda pending, sent: pending,
-        server=lambda key, state, aggregate: (descend_server(optimizer, state, aggregate), Empty()),
+        commit=keep,
+        server=lambda key, state, aggregate: (server_step(optimizer, state, aggregate), Empty()),
         evaluate=evaluate,
         predict=lambda key, shared, own, x: predict(shared, own, x),
         adapt=adapt,

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from covey.algorithms.fedavg import Weighting
+from covey.algorithms.averaging import Weighting
 from covey.algorithms.fedem import (
     Info,
     checked_steps,

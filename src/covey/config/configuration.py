@@ -17,9 +17,9 @@ from covey.channel import masked
 from covey.config.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
 from covey.config.options import Factory, Option, check, options_of, unknown
 from covey.core.algorithm import Algorithm
+from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
-from covey.core.node import Channel
 from covey.data.federated import FederatedData
 from covey.privacy.ledger import Budget
 from covey.runs import toml

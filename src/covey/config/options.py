@@ -14,7 +14,7 @@ import optax
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from covey.channel import CHANNELS
-from covey.core.node import Channel
+from covey.core.channel import Channel
 from covey.kernels import KERNELS, Kernel
 from covey.models.effects import LAWS, Law
 from covey.runs import toml

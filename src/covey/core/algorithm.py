@@ -10,13 +10,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from covey.core.channel import Channel
 from covey.core.cohort import Sampler
+from covey.core.measure import measure
 from covey.core.metrics import Metric
 from covey.core.shard import Axis, Shard, Spec
 
 State: TypeAlias = PyTree  # of a server or of a client; carried from round to round
 Message: TypeAlias = PyTree  # broadcast or upload; arrays only
 Info: TypeAlias = Any  # a NamedTuple of scalars of a round, reported and dropped
+Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's term of a sum
+Ask: TypeAlias = Callable[[Statistic], PyTree]  # the sum of a statistic over all clients
 
 
 class Empty(NamedTuple):
@@ -24,26 +28,34 @@ class Empty(NamedTuple):
 
 
 class Local(NamedTuple):
-    """What a client's round gives.
+    """The result of a client's round.
 
-    up: what it would send, before compression.
-    pending: what `commit` needs to make the client's next state once it is known what was sent.
-    info: scalars to report.
+    Attributes:
+        up: The upload, before compression.
+        pending: What `commit` needs to make the client's next state once it is known what was sent.
+        info: Scalars to report.
+        weight: How much the upload counts in the weighted sum, e.g. the client's number of rows. It
+            is sent exactly, whatever the channel does to the upload. None counts as one and is not
+            sent.
     """
 
     up: Message
     pending: PyTree
     info: Info
+    weight: Float[Array, ""] | None = None
 
 
 class Aggregate(NamedTuple):
     """All that the server sees of a round: sums over the uploads that arrived.
 
-    weighted: sum of w_i sent_i, w_i the inverse participation probability; estimates the sum over
-        all clients.
-    plain: sum of sent_i.
-    weight: sum of w_i; estimates the number of clients.
-    count: the number of uploads.
+    w_i is the inverse participation probability of client i and m_i the weight of its upload
+    (`Local.weight`). Where messages are lost, w_i also corrects for the share that was.
+
+    Attributes:
+        weighted: Sum of w_i m_i sent_i; estimates the weighted sum over all clients.
+        plain: Sum of sent_i.
+        weight: Sum of w_i m_i; estimates the sum of all weights (the number of clients without).
+        count: The number of uploads.
     """
 
     weighted: Message
@@ -52,23 +64,50 @@ class Aggregate(NamedTuple):
     count: Float[Array, ""]
 
 
-class Kept(NamedTuple):
-    """Draws that a server keeps in a ring, (places, chains, ...): the newest lies at place (number
-    - 1) modulo the places.
+class Plan(NamedTuple):
+    """What is known of a run before its first round, for a method to check.
 
-    number: how many there have been since the first round.
+    Attributes:
+        counts: Training rows of each client.
+        sampler: Who takes part in a round.
+        channel: What uploads pass through; None where nothing changes them.
+        upload: The shapes of an upload.
+        rounds: How many rounds were asked for; None where that is open.
+    """
+
+    counts: np.ndarray
+    sampler: Sampler
+    channel: Channel | None = None
+    upload: Message = None
+    rounds: int | None = None
+
+    @property
+    def omega(self) -> float | None:
+        """The variance bound of the channel for this upload; None for a biased channel."""
+        if self.channel is None:
+            return 0.0
+        return None if self.channel.omega is None else float(self.channel.omega(self.upload))
+
+
+class Kept(NamedTuple):
+    """Draws that a server keeps in a ring buffer, (size, chains, ...).
+
+    Attributes:
+        draws: The buffer; the newest draw is at index (count - 1) modulo its size.
+        count: How many draws there have been since the first round.
     """
 
     draws: PyTree
-    number: Int[Array, ""]
+    count: Int[Array, ""]
 
 
 class Chains(NamedTuple):
-    """A posterior of what all clients share, which the server's state walks through round by round.
+    """A posterior of the shared parameters that the server's state walks through round by round.
 
-    kept: (server state) -> its newest draws.
-    describe: (one draw) -> the same as users know it.
-    predictive: (one draw, x) -> the predictive distribution of the outcomes of the rows x.
+    Attributes:
+        kept: (server state) -> its newest draws.
+        describe: (one draw) -> the draw in the terms of the model.
+        predictive: (one draw, x) -> the predictive distribution of the rows x.
     """
 
     kept: Callable[[State], Kept]
@@ -76,58 +115,98 @@ class Chains(NamedTuple):
     predictive: Callable[[PyTree, PyTree], PyTree]
 
 
-class Algorithm(NamedTuple):
-    """A federated method.
+class Approximation(NamedTuple):
+    """A posterior of the shared parameters as a law, e.g. a Gaussian at the mode.
 
-    name: what reports call it.
-    init: (key, spec) -> server state; `spec` also counts the clients and their training rows.
-    init_client: (key, down, data) -> client state, at the client's first round.
-    broadcast: (server state) -> down.
-    client: (key, down, client state, data) -> Local(up, pending, info).
-    commit: (pending, sent) -> client state; `sent` is what the server decodes, after compression.
-    server: (key, server state, aggregate) -> (server state, info). What it makes of an empty
-        aggregate is dropped.
-    evaluate: (key, down, client state, data) -> mergeable metrics by name.
-    predict: (key, down, client state, x) -> a predictive distribution.
-    adapt: (key, down, data) -> client state of a client that never took part; nothing is uploaded.
-    personalise_at_evaluation: make every client's state by `adapt` from the newest broadcast before
-        it is evaluated.
-    draws: (key, down, client state, data, number) -> posterior draws of a client's own; None for a
-        method that has none.
-    chains: the posterior of what all clients share, for a method whose server samples it.
-    axes: (spec) -> {name: Axis}: labels of the numbers of a draw, of a client's or of a chain's, by
-        its path in the draw.
-    publish: (server state) -> what clients evaluate, predict and adapt with, where it is more than
-        the broadcast of a round.
-    check: (rows of each client, sampler of cohorts) raises or warns where these do not fit the
-        method.
-    diagnose: (down, data) -> a line on why this client's numbers may have stopped being finite, and
-        what would help.
-    mechanism: (rows of each client, sampler of cohorts) -> what a round reveals of one row, as a
-        privacy ledger accounts for it (`privacy.Mechanism`); None for a method that protects no
-        row.
-    burn_in: rounds that are another method's, before this one begins; a run has to be longer.
+    Attributes:
+        fit: (published state, spec, ask) -> the law. `ask(statistic)` is the sum over all clients
+            of `statistic(key, data)`, for laws that need more than the server's state.
+        draw: (key, law, count) -> draws in the terms of the model, on the leading axis.
+    """
+
+    fit: Callable[[Message, Spec, Ask], Any]
+    draw: Callable[[Key[Array, ""], Any, int], PyTree]
+
+
+class Posterior(NamedTuple):
+    """The posteriors of a method: of the shared parameters, of a client's own, or both.
+
+    Attributes:
+        shared: Chains of the shared parameters, or an approximation of their law.
+        client: (key, down, client state, data, count) -> draws of the client's own parameters, on
+            the leading axis.
+        axes: (spec) -> {name: Axis}: labels along the arrays of a draw, by their path in it.
+    """
+
+    shared: Chains | Approximation | None = None
+    client: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
+    axes: Callable[[Spec], dict[str, Axis]] | None = None
+
+
+class Hooks(NamedTuple):
+    """What a method has to say at certain moments of a run.
+
+    Attributes:
+        validate: (plan) raises or warns where the plan does not fit the method.
+        diagnose: (down, data) -> why this client's values may have stopped being finite, and what
+            would help.
+        adapt_before_evaluation: Make every client's state by `adapt` from the newest broadcast
+            before it is evaluated, instead of remembering one.
+    """
+
+    validate: Callable[[Plan], None] | None = None
+    diagnose: Callable[[Message, Shard], str] | None = None
+    adapt_before_evaluation: bool = False
+
+
+class Algorithm(NamedTuple):
+    """A federated method: nine functions, and what it has beyond them.
+
+    Attributes:
+        name: The method's name in reports.
+        init: (key, spec) -> server state; `spec` also counts the clients and their training rows.
+        broadcast: (server state) -> down.
+        server: (key, server state, aggregate) -> (server state, info). What it makes of an empty
+            aggregate is dropped.
+        init_client: (key, down, data) -> client state, at the client's first round.
+        client: (key, down, client state, data) -> Local(up, pending, info, weight).
+        commit: (pending, sent) -> client state; `sent` is what the server decodes.
+        predict: (key, down, client state, x) -> a predictive distribution.
+        adapt: (key, down, data) -> state of an unseen client; nothing is uploaded.
+        evaluate: (key, down, client state, data) -> mergeable metrics by name. Default: the
+            measures of `predict`.
+        publish: (server state) -> what clients evaluate, predict and adapt with, where it is more
+            than the broadcast of a round. Default: `broadcast`.
+        posterior: Posteriors of the shared parameters and of a client's own.
+        privacy: (plan) -> what a round reveals of one row, for a privacy ledger; None for a method
+            that protects no row.
+        exact: Names of the parts of an upload that no lossy channel may touch, e.g. counts.
+        hooks: Checks and explanations.
     """
 
     name: str
     init: Callable[[Key[Array, ""], Spec], State]
-    init_client: Callable[[Key[Array, ""], Message, Shard], State]
     broadcast: Callable[[State], Message]
+    server: Callable[[Key[Array, ""], State, Aggregate], tuple[State, Info]]
+    init_client: Callable[[Key[Array, ""], Message, Shard], State]
     client: Callable[[Key[Array, ""], Message, State, Shard], Local]
     commit: Callable[[PyTree, Message], State]
-    server: Callable[[Key[Array, ""], State, Aggregate], tuple[State, Info]]
-    evaluate: Callable[[Key[Array, ""], Message, State, Shard], dict[str, Metric]]
     predict: Callable[[Key[Array, ""], Message, State, PyTree], PyTree]
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
-    personalise_at_evaluation: bool = False
-    draws: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
-    chains: Chains | None = None
-    axes: Callable[[Spec], dict[str, Axis]] | None = None
+    evaluate: Callable[[Key[Array, ""], Message, State, Shard], dict[str, Metric]] | None = None
     publish: Callable[[State], Message] | None = None
-    check: Callable[[np.ndarray, Sampler], None] | None = None
-    diagnose: Callable[[Message, Shard], str] | None = None
-    mechanism: Callable[[np.ndarray, Sampler], Any] | None = None
-    burn_in: int = 0
+    posterior: Posterior = Posterior()
+    privacy: Callable[[Plan], Any] | None = None
+    exact: tuple[str, ...] = ()
+    hooks: Hooks = Hooks()
+
+    def __repr__(self) -> str:
+        has = [
+            *(["posterior.shared"] if self.posterior.shared is not None else []),
+            *(["posterior.client"] if self.posterior.client is not None else []),
+            *(["privacy"] if self.privacy is not None else []),
+        ]
+        return f"Algorithm({self.name}{' with ' + ', '.join(has) if has else ''})"
 
 
 def published(algorithm: Algorithm, state: State) -> Message:
@@ -135,13 +214,38 @@ def published(algorithm: Algorithm, state: State) -> Message:
     return (algorithm.publish or algorithm.broadcast)(state)
 
 
-def no_draws(algorithm: Algorithm) -> str:
-    """Why there are no posterior draws of clients."""
-    if algorithm.chains is not None:
-        return f"{algorithm.name} samples what all clients share and nothing of a client's own: see the run's chains"
-    return f"{algorithm.name} has no posterior draws: it finds one estimate; see the run's state and predictions"
+def evaluate(
+    algorithm: Algorithm, key: Key[Array, ""], down: Message, state: State, data: Shard
+) -> dict[str, Metric]:
+    """The method's own metrics of a client's rows; by default the measures of its predictions."""
+    if algorithm.evaluate is not None:
+        return algorithm.evaluate(key, down, state, data)
+    return measure(lambda x: algorithm.predict(key, down, state, x), data)
+
+
+def no_client_posterior(algorithm: Algorithm) -> str:
+    """Why there are no posterior draws of a client's own parameters, and what there is instead."""
+    if algorithm.posterior.shared is not None:
+        instead = "it samples the shared parameters: see run.posterior.shared"
+    else:
+        instead = "it finds one estimate: see run.state and run.predict"
+    return f"{algorithm.name} has no posterior of a client's own parameters; {instead}"
+
+
+def no_shared_posterior(algorithm: Algorithm) -> str:
+    """Why there is no posterior of the shared parameters, and what there is instead."""
+    if algorithm.posterior.client is not None:
+        instead = "it samples each client's own: see run.posterior.client(name)"
+    else:
+        instead = "it finds one estimate: see run.state and run.predict"
+    return f"{algorithm.name} has no posterior of the shared parameters; {instead}"
 
 
 def no_state(*_: object) -> Empty:
     """`init_client`, `commit` and `adapt` of a method whose clients remember nothing."""
     return Empty()
+
+
+def keep(pending: State, sent: Message) -> State:
+    """`commit` of a method whose clients keep what they have found, whatever was sent."""
+    return pending

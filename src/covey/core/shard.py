@@ -43,6 +43,8 @@ class Spec(NamedTuple):
     clients: the number of clients, whether they take part or not.
     examples: the number of training rows that they have together.
     features: the names of the columns of x, where they have names.
+    omega: the variance bound of the run's channel for an upload; None for a biased channel, and
+        where there is no run.
     """
 
     rows: PyTree
@@ -50,6 +52,7 @@ class Spec(NamedTuple):
     clients: int | None = None
     examples: int | None = None
     features: tuple[str, ...] | None = None
+    omega: float | None = None
 
 
 class Axis(NamedTuple):

@@ -1,35 +1,39 @@
-"""What a run needs of an engine. `engines.simulate.Simulation` and `engines.loop.Loop` both offer
-it.
-"""
+"""The protocol of an engine, and what engines share that keep the rows of all clients."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import jax
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
-from covey.core.algorithm import Message
+from covey.algorithms.federated_sum import federated_sum
+from covey.core.algorithm import Algorithm, Message, Statistic, published
 from covey.core.metrics import Metric
+from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
+from covey.engines.evaluation import Evaluator
+from covey.engines.rows import DeviceRows, HostRows, rows_of
+from covey.engines.setup import Setup
 
-# an engine's own state, with .round and .server; only the engine that made it goes on from it
+# An engine's state, with .round and .server; only the engine that made it advances it.
 Position: TypeAlias = Any
+
+_QUERIES = 2**30  # the first number that is folded into a client's key for a query
 
 
 @runtime_checkable
 class Engine(Protocol):
     """A method on data, advanced round by round."""
 
-    root: Key[Array, ""]
+    setup: Setup
 
     def start(self) -> Position:
-        """Before the first round."""
+        """The state before the first round."""
         ...
 
-    def advance(
-        self, state: Position, number: int
-    ) -> tuple[Position, list[dict[str, float | int]]]:
-        """Some rounds, and the numbers of each."""
+    def advance(self, state: Position, count: int) -> tuple[Position, list[dict[str, float | int]]]:
+        """Run `count` rounds; the new state, and the metrics of each round."""
         ...
 
     def broadcast(self, state: Position) -> Message:
@@ -39,7 +43,7 @@ class Engine(Protocol):
     def evaluate(
         self, state: Position, split: Split = ..., data: FederatedData | None = None
     ) -> dict[str, Metric]:
-        """Metrics stacked over clients; other data are of clients never seen."""
+        """Metrics stacked over clients; clients of other data are unseen ones."""
         ...
 
     def predict(
@@ -52,11 +56,20 @@ class Engine(Protocol):
         self,
         state: Position,
         clients: np.ndarray,
-        number: int,
+        count: int,
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
     ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...)."""
+        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
+        ...
+
+    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
+        """The sum over all clients of a statistic of their training rows.
+
+        Args:
+            statistic: (key, data) -> float arrays, a client's term of the sum.
+            index: Queries with different indices draw different random numbers.
+        """
         ...
 
     def snapshot(self, state: Position) -> PyTree:
@@ -72,5 +85,80 @@ class Engine(Protocol):
         ...
 
     def checkpointed(self) -> None:
-        """The newest snapshot is safely on disk."""
+        """To be called once the newest snapshot is safely on disk."""
         ...
+
+
+class Vectorised:
+    """Evaluation, predictions and draws of an engine that keeps the rows of all clients."""
+
+    setup: Setup
+    data: FederatedData
+    rows: DeviceRows | HostRows
+    evaluator: Evaluator
+
+    def _take(self, state: Position, positions: np.ndarray) -> Node:
+        """The nodes of the clients at some positions, stacked."""
+        raise NotImplementedError
+
+    def _down(self, state: Position) -> Message:
+        """What the evaluator's algorithm predicts with."""
+        return self.broadcast(state)
+
+    def broadcast(self, state: Position) -> Message:
+        """What clients would evaluate and predict with now."""
+        return published(self.setup.algorithm, state.server)
+
+    def evaluate(
+        self, state: Position, split: Split = "validation", data: FederatedData | None = None
+    ) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked; of unseen clients in other
+        data.
+        """
+        rows, seen = self._known(state, data)
+        take = self._taker(state)
+        return self.evaluator.evaluate(rows, state.round, self._down(state), take, seen, split)
+
+    def predict(
+        self, state: Position, client: int, x: PyTree, data: FederatedData | None = None
+    ) -> PyTree:
+        """The predictive distribution of the client at position `client` for new rows `x`."""
+        rows, seen = self._known(state, data)
+        node = self._take(state, np.array([client])) if seen[client] else None
+        return self.evaluator.predict(rows, state.round, self._down(state), node, client, x)
+
+    def draws(
+        self,
+        state: Position,
+        clients: np.ndarray,
+        count: int,
+        data: FederatedData | None = None,
+        chains: Sequence[int] = (0,),
+    ) -> PyTree:
+        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
+        rows, seen = self._known(state, data)
+        take, down = self._taker(state), self._down(state)
+        return self.evaluator.draws(rows, state.round, down, take, seen, clients, count, chains)
+
+    def checkpointed(self) -> None:
+        """To be called once the newest snapshot is safely on disk."""
+
+    def _taker(self, state: Position):
+        return lambda positions: self._take(state, positions)
+
+    def _known(
+        self, state: Position, data: FederatedData | None
+    ) -> tuple[DeviceRows | HostRows, np.ndarray]:
+        """The rows at hand, and which clients have taken part; in other data, none."""
+        if data is None:
+            return self.rows, np.asarray(state.seen)
+        return rows_of(data), np.zeros(data.clients, bool)
+
+
+def query_method(statistic: Statistic, index: int) -> Algorithm:
+    """The sum of a statistic as a method of one round."""
+
+    def with_own_key(key, data):
+        return statistic(jax.random.fold_in(key, _QUERIES + index), data)
+
+    return federated_sum(with_own_key, name="query")

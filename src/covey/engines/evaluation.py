@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Message, State, no_draws
+from covey.core.algorithm import Algorithm, Message, State, evaluate, no_client_posterior
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Node
@@ -33,11 +33,11 @@ class Evaluator:
         self._adapted = jax.jit(self._adapt_chunk)
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
-        draw = algorithm.draws
+        draw = algorithm.posterior.client
         self._drawn = (
             None
             if draw is None
-            else jax.jit(partial(self._draw_chunk, draw), static_argnames="number")
+            else jax.jit(partial(self._draw_chunk, draw), static_argnames="count")
         )
 
     def evaluate(
@@ -82,18 +82,18 @@ class Evaluator:
         take: Callable[[np.ndarray], Node],
         seen: np.ndarray,
         clients: np.ndarray,
-        number: int,
+        count: int,
         chains: Sequence[int],
     ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...)."""
+        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
         drawn, named = self._drawn, jnp.asarray(chains, jnp.int32)
         if drawn is None:
-            raise ValueError(no_draws(self.algorithm))
+            raise ValueError(no_client_posterior(self.algorithm))
         chunks = self._chunks(
             rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients))
         )
         return _in_order(
-            (places, drawn(self.root, t, down, *chunk, named, number=number))
+            (places, drawn(self.root, t, down, *chunk, named, count=count))
             for places, *chunk in chunks
         )
 
@@ -112,7 +112,7 @@ class Evaluator:
         with, rows of the split.
         """
         counts = rows.ranges(split)[1][clients]
-        keep_state = seen[clients] & (not self.algorithm.personalise_at_evaluation)
+        keep_state = seen[clients] & (not self.algorithm.hooks.adapt_before_evaluation)
         for kept in (True, False):
             group = np.flatnonzero(keep_state == kept)
             group = group[np.argsort(-counts[group], kind="stable")]
@@ -134,7 +134,7 @@ class Evaluator:
         self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int
     ) -> State:
         """What one client predicts with."""
-        if node is None or self.algorithm.personalise_at_evaluation:
+        if node is None or self.algorithm.hooks.adapt_before_evaluation:
             state = self._adapt(rows, t, down, np.array([client]))
         else:
             state = node.state
@@ -159,19 +159,18 @@ class Evaluator:
     def _measure_chunk(self, root, t, down, ids, state, data):
         def one(client_id, state, start, count):
             key = key_for(root, Stream.EVALUATE, t, client_id)
-            return self.algorithm.evaluate(
-                key, down, state, Shard(data.rows, start, count, data.capacity)
-            )
+            shard = Shard(data.rows, start, count, data.capacity)
+            return evaluate(self.algorithm, key, down, state, shard)
 
         return each(one, ids, state, data.start, data.count)
 
-    def _draw_chunk(self, draw, root, t, down, ids, state, data, chains, *, number):
-        def one(client_id, state, start, count):
+    def _draw_chunk(self, draw, root, t, down, ids, state, data, chains, *, count):
+        def one(client_id, state, start, rows):
             key = key_for(root, Stream.DRAWS, t, client_id)
-            shard = Shard(data.rows, start, count, data.capacity)
+            shard = Shard(data.rows, start, rows, data.capacity)
 
             def walk(chain):
-                return draw(jax.random.fold_in(key, chain), down, state, shard, number)
+                return draw(jax.random.fold_in(key, chain), down, state, shard, count)
 
             return each(walk, chains)
 

@@ -14,31 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
+from covey.core.algorithm import Aggregate, Algorithm, Message, State, Statistic, published
+from covey.core.channel import Channel
 from covey.core.faults import Faults, fate
-from covey.core.keys import Stream, key_for, root_key
+from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
-from covey.core.node import Channel
 from covey.data.federated import SPLITS, FederatedData, Split
-from covey.engines import round as rounds
+from covey.engines import round as round_of
+from covey.engines.engine import query_method
+from covey.engines.messages import NEVER, Answer, Header, open_body, open_header, seal
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.round import bucket_size
 from covey.engines.rows import need_rows
-from covey.engines.site import (
-    NEVER,
-    Answer,
-    Header,
-    Programs,
-    Site,
-    open_body,
-    open_header,
-    padded,
-    seal,
-)
+from covey.engines.setup import setup_of
+from covey.engines.site import Programs, Site, padded
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 
@@ -63,38 +55,43 @@ class Loop:
         cohort: cohorts.Scheme | None = None,
         channel: Channel | None = None,
         faults: Faults | None = None,
+        rounds: int | None = None,
     ):
-        self.algorithm, self.data = algorithm, data
-        self.channel = identity() if channel is None else channel
-        self.sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
-        self.faults = (Faults() if faults is None else faults).checked()
-        self.root = root_key(seed)
-        self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
-        self.sizes = rounds.sizes_of(self.channel, self.shapes)
-        self.programs = Programs(algorithm, self.channel, self.root)
+        self.algorithm, self.data, self.seed = algorithm, data, seed
+        self.setup = setup_of(
+            algorithm,
+            data,
+            seed=seed,
+            cohort=cohort,
+            channel=channel,
+            faults=faults,
+            rounds=rounds,
+        )
+        self.programs = Programs(algorithm, self.setup.channel, self.setup.root)
         self.sites = self._sites(data)
         self.accepted = [NEVER] * data.clients
         self.delayed: list[bytes] = []
-        setup = rounds.Setup(algorithm, self.channel, self.sampler, self.faults)
-        self._cohort = jax.jit(self.sampler.sample)
-        self._fate = jax.jit(partial(fate, self.faults))
+        self._cohort = jax.jit(self.setup.sampler.sample)
+        self._fate = jax.jit(partial(fate, self.setup.faults))
         self._add = jax.jit(self._added)
-        self._decodes = jax.jit(lambda payload: tree.is_finite(self.channel.decode(payload)))
-        self._close = jax.jit(partial(rounds.close_round, setup))
+        self._decodes = jax.jit(
+            lambda sent: tree.is_finite(round_of.received(self.setup.channel, sent))
+        )
+        self._close = jax.jit(partial(round_of.close_round, self.setup))
 
     def start(self) -> LoopState:
-        """Before the first round: sites that know nothing."""
+        """The state before the first round: sites that know nothing."""
         self.sites = self._sites(self.data)
         self.accepted, self.delayed = [NEVER] * self.data.clients, []
-        return LoopState(0, self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec))
+        return LoopState(0, self.setup.first_server())
 
-    def advance(self, state: LoopState, number: int) -> tuple[LoopState, list[Line]]:
-        """Run `number` rounds. Returns the new state and one line of metrics a round."""
+    def advance(self, state: LoopState, count: int) -> tuple[LoopState, list[Line]]:
+        """Run `count` rounds. The new state, and one row of metrics per round."""
         lines: list[Line] = []
-        for _ in range(number):
+        for _ in range(count):
             state, record = self._round(state)
             stacked = jax.tree.map(lambda leaf: np.asarray(leaf)[None], record)
-            lines += as_lines(state.round - 1, 1, stacked, self.sizes, lines)
+            lines += as_lines(state.round - 1, 1, stacked, self.setup.sizes, lines)
         return state, lines
 
     def broadcast(self, state: LoopState) -> Message:
@@ -122,16 +119,16 @@ class Loop:
         self,
         state: LoopState,
         clients: np.ndarray,
-        number: int,
+        count: int,
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
     ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each
+        """Posterior draws of the clients at some positions, as (clients, chains, count, ...); each
         chain has its own.
         """
         sites, down = self._settled(data), self.broadcast(state)
         each = [
-            sites[client].draws(state.round, down, number, chain)
+            sites[client].draws(state.round, down, count, chain)
             for client in clients
             for chain in chains
         ]
@@ -141,10 +138,16 @@ class Loop:
             *jax.device_get(each),
         )
 
+    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
+        """The sum over all clients of a statistic of their training rows."""
+        engine = Loop(query_method(statistic, index), self.data, seed=self.seed)
+        state, _ = engine.advance(engine.start(), 1)
+        return state.server.sum
+
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
         sites = self._settled(None)
-        blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), self.shapes.node)
+        blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), self.setup.shapes.node)
         nodes = [blank if site.node is None else site.node for site in sites]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(nodes))
         return Snapshot(
@@ -157,7 +160,9 @@ class Loop:
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
         return snapshot_like(
-            self.shapes.server, stacked_like(self.shapes.node, self.data.clients), self.data.clients
+            self.setup.shapes.server,
+            stacked_like(self.setup.shapes.node, self.data.clients),
+            self.data.clients,
         )
 
     def restore(self, snapshot: Snapshot) -> LoopState:
@@ -177,7 +182,7 @@ class Loop:
 
     def _round(self, state: LoopState) -> tuple[LoopState, Record]:
         t, down = state.round, self.algorithm.broadcast(state.server)
-        tally = rounds.empty_tally(self.shapes)
+        tally = round_of.empty_tally(self.setup.shapes)
         number = dict.fromkeys(Counts._fields, 0)
         for (
             message
@@ -185,12 +190,12 @@ class Loop:
             tally = self._accept(message, t, 0.0, NEVER, tally)
         self.delayed = []
 
-        cohort = jax.device_get(self._cohort(key_for(self.root, Stream.COHORT, t), t))
+        cohort = jax.device_get(self._cohort(key_for(self.setup.root, Stream.COHORT, t), t))
         for index, weight in zip(
             cohort.index[cohort.mask], cohort.weight[cohort.mask], strict=True
         ):
             site, position = self.sites[index], int(index)
-            outcome = int(self._fate(self.root, t, site.client_id))
+            outcome = int(self._fate(self.setup.root, t, site.client_id))
             number["contacted"] += 1
             number["lost_down"] += outcome == fates.LOST_DOWN
             number["lost_up"] += outcome == fates.LOST_UP
@@ -213,23 +218,23 @@ class Loop:
                 "diverged_id": NEVER,
             }
         )
-        server, record = self._close(self.root, t, state.server, tally, counts)
+        server, record = self._close(self.setup.root, t, state.server, tally, counts)
         return LoopState(t + 1, server), record
 
     def _accept(
-        self, message: bytes, t: int, weight: float, position: int, tally: rounds.Tally
-    ) -> rounds.Tally:
+        self, message: bytes, t: int, weight: float, position: int, tally: round_of.Tally
+    ) -> round_of.Tally:
         """Add an upload to the tally, unless its round is over, it came before, or it is not
         finite.
         """
         header = open_header(message)
         if header.round != t or self.accepted[position] == t:
             return tally
-        answer: Answer = open_body(
-            message, Answer(self.shapes.payload, self.shapes.client_info, jnp.bool_(True))
-        )
+        shapes = self.setup.shapes
+        like = Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
+        answer: Answer = open_body(message, like)
         if not (
-            answer.finite and self._decodes(answer.payload)
+            answer.finite and self._decodes(answer.sent)
         ):  # a site may say what it likes of its own numbers
             return tally._replace(
                 diverged=tally.diverged + 1,
@@ -238,9 +243,12 @@ class Loop:
         self.accepted[position] = t
         return self._add(tally, answer, weight)
 
-    def _added(self, tally: rounds.Tally, answer: Answer, weight: Float[Array, ""]) -> rounds.Tally:
-        sent = self.channel.decode(answer.payload)
-        one = Aggregate(jax.tree.map(lambda leaf: weight * leaf, sent), sent, weight, jnp.ones(()))
+    def _added(
+        self, tally: round_of.Tally, answer: Answer, weight: Float[Array, ""]
+    ) -> round_of.Tally:
+        sent, own = round_of.received(self.setup.channel, answer.sent)
+        share = weight * own
+        one = Aggregate(jax.tree.map(lambda leaf: share * leaf, sent), sent, share, jnp.ones(()))
         return tally._replace(
             aggregate=jax.tree.map(jnp.add, tally.aggregate, one),
             info=jax.tree.map(jnp.add, tally.info, answer.info),
@@ -261,7 +269,7 @@ class Loop:
                 split: padded(shard, bucket_size(shard.capacity)) for split, shard in shards.items()
             }
 
-        like = self.shapes.down
+        like = self.setup.shapes.down
         return [
             Site(self.programs, int(data.ids[place]), splits(place), like)
             for place in range(data.clients)

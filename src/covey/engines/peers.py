@@ -21,7 +21,6 @@ leaves the matrix doubly stochastic. `consensus` of a round is the root mean squ
 peers' broadcasts to their mean.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -30,20 +29,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
-from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
+from covey.core.algorithm import (
+    Aggregate,
+    Algorithm,
+    Chains,
+    State,
+    Statistic,
+    evaluate,
+    published,
+)
+from covey.core.channel import Channel
 from covey.core.faults import Faults
-from covey.core.keys import Stream, key_for, root_key
-from covey.core.metrics import Metric
-from covey.core.node import Channel, Node, first_node, node_round
+from covey.core.keys import Stream, key_for
+from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData, Split
-from covey.engines import round as rounds
+from covey.data.federated import FederatedData
+from covey.engines.engine import Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.record import Counts, Line, Record, Sizes, as_lines, mean_or_nan
-from covey.engines.rows import DeviceRows, HostRows, rows_of, shard_of
+from covey.engines.round import bucket_size, call_up, received
+from covey.engines.rows import DeviceRows, shard_of
+from covey.engines.setup import setup_of
 from covey.engines.simulate import BLOCK
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 from covey.topology import Topology
@@ -81,7 +89,7 @@ class Gossip(NamedTuple):
     messages: Float[Array, ""]
 
 
-class Peers:
+class Peers(Vectorised):
     """A method on federated data whose clients talk to their neighbours only.
 
     topology: who talks to whom; see `covey.topology`.
@@ -98,39 +106,46 @@ class Peers:
         cohort: cohorts.Scheme | None = None,
         channel: Channel | None = None,
         faults: Faults | None = None,
+        rounds: int | None = None,
         chunk: int = 32,
     ):
-        if algorithm.personalise_at_evaluation:
+        if algorithm.hooks.adapt_before_evaluation:
             raise ValueError(
-                f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; use engine='simulate'"
+                f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; "
+                "use engine='simulate'"
             )
-        if algorithm.chains is not None:
+        if isinstance(algorithm.posterior.shared, Chains):
             raise ValueError(
-                f"{algorithm.name} samples with a server and cannot run between peers; use engine='simulate'"
+                f"{algorithm.name} samples with a server and cannot run between peers; use "
+                "engine='simulate'"
             )
-        self.algorithm, self.data = algorithm, data
-        self.channel = identity() if channel is None else channel
-        sampler = rounds.sampler_of(algorithm, cohort, data.counts("train"))
-        self.setup = rounds.Setup(
-            algorithm, self.channel, sampler, (Faults() if faults is None else faults).checked()
+        self.data = data
+        self.setup = setup_of(
+            algorithm,
+            data,
+            seed=seed,
+            cohort=cohort,
+            channel=channel,
+            faults=faults,
+            rounds=rounds,
         )
-        self.root = root_key(seed)
         self.mixing = jnp.asarray(topology(data.clients), float)
-        self.shapes = rounds.shapes_of(algorithm, self.channel, self.root, data.spec)
-        self.bits = tree.bits(self.shapes.server) + self.channel.bits(self.shapes.payload)
+        shapes = self.setup.shapes
+        self.bits = tree.bits(shapes.server) + self.setup.sizes.up
         self.chunk = min(chunk, data.clients)
         self.rows = DeviceRows(data)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         everyone = self.rows.view(np.arange(data.clients), "train")
-        self.storage = shard_of(everyone, rounds.bucket_size(int(max(everyone.counts, default=1))))
-        self.evaluation = Evaluator(_of_peers(algorithm), self.root, self.chunk)
-        self.like = Node(Peer(self.shapes.server, self.shapes.node.state), self.shapes.node.channel)
+        capacity = bucket_size(int(max(everyone.counts, default=1)))
+        self.storage = shard_of(everyone, capacity)
+        self.evaluator = Evaluator(_of_peers(algorithm), self.setup.root, self.chunk)
+        self.like = Node(Peer(shapes.server, shapes.node.state), shapes.node.channel)
         self.compiled = jax.jit(self._block)
         _need_linear(self)
 
     def start(self) -> PeersState:
         """Before the first round: all peers start from the same state."""
-        server = self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
+        server = self.setup.first_server()
         nodes = jax.tree.map(lambda s: jnp.zeros((self.data.clients, *s.shape), s.dtype), self.like)
         copies = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (self.data.clients, *leaf.shape)), server
@@ -138,63 +153,36 @@ class Peers:
         nodes = nodes._replace(state=nodes.state._replace(server=copies))
         return PeersState(0, server, nodes, jnp.zeros(self.data.clients, bool))
 
-    def advance(self, state: PeersState, number: int) -> tuple[PeersState, list[Line]]:
-        """Run `number` rounds. Returns the new state and one line of metrics a round."""
+    def advance(self, state: PeersState, count: int) -> tuple[PeersState, list[Line]]:
+        """Run `count` rounds. The new state, and one row of metrics per round."""
         lines: list[Line] = []
-        while number > 0:
-            first, some = state.round, min(number, BLOCK)
+        while count > 0:
+            first, some = state.round, min(count, BLOCK)
             nodes, seen, (record, gossip) = self.compiled(
                 first, some, state.nodes, state.seen, self.storage, self.mixing
             )
             state = PeersState(first + some, _mean(nodes.state.server), nodes, seen)
             record, gossip = jax.device_get((record, gossip))
-            new = as_lines(first, some, record, Sizes(0, 0), lines)
+            new = as_lines(first, some, record, Sizes(0, 0, 0, 0), lines)
             for line, consensus, messages in zip(new, *gossip, strict=False):
                 line["bits_up"], line["consensus"] = int(self.bits * messages), float(consensus)
             lines += new
-            number -= some
+            count -= some
         return state, lines
 
-    def broadcast(self, state: PeersState) -> Message:
-        """What clients of a server with the mean state of the peers would evaluate and predict
-        with.
-        """
-        return published(self.algorithm, state.server)
-
-    def evaluate(
-        self, state: PeersState, split: Split = "validation", data: FederatedData | None = None
-    ) -> dict[str, Metric]:
-        """Metrics of every peer with its own state; other data are of clients never seen, who get
-        the mean.
-        """
-        rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(
-            rows, state.round, state.server, partial(_take, state), seen, split
+    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
+        """An error: a sum over all clients needs somebody who adds it up."""
+        raise ValueError(
+            "peers without a server cannot sum over all clients, which this posterior needs; use "
+            "engine='simulate'"
         )
 
-    def predict(
-        self, state: PeersState, client: int, x: PyTree, data: FederatedData | None = None
-    ) -> PyTree:
-        """The predictive distribution of the peer at position `client` for new rows `x`."""
-        rows = self.rows if data is None else rows_of(data)
-        node = (
-            _take(state, np.array([client])) if data is None and bool(state.seen[client]) else None
-        )
-        return self.evaluation.predict(rows, state.round, state.server, node, client, x)
+    def _take(self, state: PeersState, positions: np.ndarray) -> Node:
+        return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
 
-    def draws(
-        self,
-        state: PeersState,
-        clients: np.ndarray,
-        number: int,
-        data: FederatedData | None = None,
-        chains: Sequence[int] = (0,),
-    ) -> PyTree:
-        """Posterior draws of the peers at some positions, as (clients, chains, number, ...)."""
-        rows, seen = self._known(state, data)
-        return self.evaluation.draws(
-            rows, state.round, state.server, partial(_take, state), seen, clients, number, chains
-        )
+    def _down(self, state: PeersState) -> State:
+        """The mean over peers, for unseen clients; peers predict with their own."""
+        return state.server
 
     def snapshot(self, state: PeersState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
@@ -203,23 +191,13 @@ class Peers:
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
         return snapshot_like(
-            self.shapes.server, stacked_like(self.like, self.data.clients), self.data.clients
+            self.setup.shapes.server, stacked_like(self.like, self.data.clients), self.data.clients
         )
 
     def restore(self, snapshot: Snapshot) -> PeersState:
         """The state that a snapshot was made of."""
         arrays = jax.tree.map(jnp.asarray, (snapshot.server, snapshot.nodes, snapshot.seen))
         return PeersState(int(snapshot.round), *arrays)
-
-    def checkpointed(self) -> None:
-        """Nothing lies anywhere else."""
-
-    def _known(
-        self, state: PeersState, data: FederatedData | None
-    ) -> tuple[DeviceRows | HostRows, np.ndarray]:
-        if data is None:
-            return self.rows, np.asarray(state.seen)
-        return rows_of(data), np.zeros(data.clients, bool)
 
     def _block(self, first, number, nodes, seen, storage, mixing):
         def body(place, carry):
@@ -237,10 +215,10 @@ class Peers:
 
     def _round(self, t, nodes, seen, storage, mixing):
         here, counts = self._present(t)
-        sent, new, infos, finite = self._computed(t, nodes, seen, here, storage)
+        ups, counted, new, infos, finite = self._computed(t, nodes, seen, here, storage)
         good, bad = here & finite, here & ~finite
         weights = absent_kept(mixing[t % len(mixing)], good)
-        servers = self._stepped(t, weights, nodes.state.server, sent)
+        servers = self._stepped(t, weights, nodes.state.server, ups, counted)
         kept = Node(Peer(servers.state, new.state), new.channel)
         nodes = jax.vmap(tree.where)(good, kept, nodes)
         clients = jnp.sum(good, dtype=jnp.int32)
@@ -251,29 +229,28 @@ class Peers:
         )
         record = Record(counts, _mean_of(good, infos), _mean_of(good, servers.info))
         messages = jnp.sum((weights > 0) & ~jnp.eye(len(good), dtype=bool), dtype=float)
-        distance = _distance(jax.vmap(self.algorithm.broadcast)(nodes.state.server))
+        distance = _distance(jax.vmap(self.setup.algorithm.broadcast)(nodes.state.server))
         return nodes, seen | good, (record, Gossip(distance, messages))
 
     def _present(self, t) -> tuple[Bool[Array, " peers"], Counts]:
         """Who takes part in round t."""
-        slots, counts = rounds.call_up(self.setup, self.root, t, self.ids)
+        slots, counts = call_up(self.setup, self.setup.root, t, self.ids)
         return jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on), counts
 
     def _computed(self, t, nodes, seen, here, storage):
         """What everyone computes: uploads as they are heard, own states, infos, and whether all is
         finite.
         """
+        algorithm, channel, root = self.setup.algorithm, self.setup.channel, self.setup.root
 
         def one(client_id, server, own, channel_state, known, start, count):
             data = Shard(storage.rows, start, count, storage.capacity)
-            down = self.algorithm.broadcast(server)
-            first = first_node(self.algorithm, self.channel, self.root, client_id, down, data)
+            down = algorithm.broadcast(server)
+            first = first_node(algorithm, channel, root, client_id, down, data)
             node = tree.where(known, Node(own, channel_state), first)
-            payload, node, info = node_round(
-                self.algorithm, self.channel, self.root, t, client_id, down, node, data
-            )
-            sent = self.channel.decode(payload)
-            return sent, node, info, tree.is_finite((sent, node))
+            sent, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
+            up, weight = received(channel, sent)
+            return up, weight, node, info, tree.is_finite((up, weight, node))
 
         arguments = (
             self.ids,
@@ -286,17 +263,22 @@ class Peers:
         count = jnp.where(here, storage.count, 0)
         return jax.lax.map(lambda peer: one(*peer), (*arguments, count), batch_size=self.chunk)
 
-    def _stepped(self, t, weights, servers, sent):
-        """The server's step of every peer, from its neighbourhood."""
-        number = jnp.asarray(len(weights), float)
+    def _stepped(self, t, weights, servers, ups, counted):
+        """The server's step of every peer, from its neighbourhood.
+
+        Uploads count by their weights over the mean weight of all peers, not over that of the
+        neighbourhood: then the mean over peers moves by the weighted mean, on any graph.
+        """
+        count = jnp.asarray(len(weights), float)
+        key = key_for(self.setup.root, Stream.SERVER, t)
+        total = count * jnp.mean(counted)
 
         def one(own, mine):
-            neighbourhood = tree.weighted_sum(number * mine, sent)
+            weighted = tree.weighted_sum(count * mine * counted, ups)
+            plain = tree.weighted_sum(count * mine, ups)
             mixed = jax.tree.map(partial(_mixed, mine), servers, own)
-            aggregate = Aggregate(neighbourhood, neighbourhood, number, number)
-            return Stepped(
-                *self.algorithm.server(key_for(self.root, Stream.SERVER, t), mixed, aggregate)
-            )
+            aggregate = Aggregate(weighted, plain, total, count)
+            return Stepped(*self.setup.algorithm.server(key, mixed, aggregate))
 
         return jax.lax.map(lambda peer: one(*peer), (servers, weights), batch_size=self.chunk)
 
@@ -342,28 +324,26 @@ def _distance(stacked: PyTree) -> Float[Array, ""]:
     return jnp.sqrt(jnp.sum(jnp.stack(squares))) if squares else jnp.zeros(())
 
 
-def _take(state: PeersState, positions: np.ndarray) -> Node:
-    return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
-
-
 def _of_peers(algorithm: Algorithm) -> Algorithm:
     """The method as peers evaluate it: what a client would be sent, a peer has. Newcomers are given
     a state to start from.
     """
-    draws = algorithm.draws
+    draws = algorithm.posterior.client
 
     def down(peer):
         return published(algorithm, peer.server)
 
     return algorithm._replace(
-        evaluate=lambda key, _, peer, data: algorithm.evaluate(key, down(peer), peer.own, data),
+        evaluate=lambda key, _, peer, data: evaluate(algorithm, key, down(peer), peer.own, data),
         predict=lambda key, _, peer, x: algorithm.predict(key, down(peer), peer.own, x),
         adapt=lambda key, server, data: Peer(
             server, algorithm.adapt(key, published(algorithm, server), data)
         ),
-        draws=None
-        if draws is None
-        else lambda key, _, peer, data, number: draws(key, down(peer), peer.own, data, number),
+        posterior=algorithm.posterior._replace(
+            client=None
+            if draws is None
+            else lambda key, _, peer, data, count: draws(key, down(peer), peer.own, data, count)
+        ),
     )
 
 
@@ -373,7 +353,7 @@ def _need_linear(engine: Peers) -> None:
     Seen at three points on a line through the uploads of two clients, cut to as many rows so that
     they weigh the same.
     """
-    algorithm, data = engine.algorithm, engine.data
+    algorithm, channel, data = engine.setup.algorithm, engine.setup.channel, engine.data
     if data.clients < 2:
         return
     rows = int(data.counts("train")[:2].min())
@@ -385,18 +365,16 @@ def _need_linear(engine: Peers) -> None:
 
         def upload(place):
             shard = Shard(storage.rows, storage.start[place], jnp.int32(rows), storage.capacity)
-            node = first_node(
-                algorithm, engine.channel, engine.root, engine.ids[place], down, shard
+            node = first_node(algorithm, channel, engine.setup.root, engine.ids[place], down, shard)
+            sent, *_ = node_round(
+                algorithm, channel, engine.setup.root, 0, engine.ids[place], down, node, shard
             )
-            payload, *_ = node_round(
-                algorithm, engine.channel, engine.root, 0, engine.ids[place], down, node, shard
-            )
-            return engine.channel.decode(payload)
+            return channel.decode(sent.payload)
 
         def stepped(at):
             total = jax.tree.map(lambda a, b: number * (a + at * (b - a)), upload(0), upload(1))
             new, _ = algorithm.server(
-                key_for(engine.root, Stream.SERVER, 0),
+                key_for(engine.setup.root, Stream.SERVER, 0),
                 server,
                 Aggregate(total, total, number, number),
             )
@@ -404,9 +382,7 @@ def _need_linear(engine: Peers) -> None:
 
         return stepped(-_REACH), stepped(0.0), stepped(_REACH)
 
-    low, middle, high = ends(
-        algorithm.init(key_for(engine.root, Stream.INIT, 0), data.spec), engine.storage
-    )
+    low, middle, high = ends(engine.setup.first_server(), engine.storage)
     for (path, a), b, c in zip(
         jax.tree_util.tree_leaves_with_path(low),
         jax.tree.leaves(middle),

@@ -56,10 +56,17 @@ class Record(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Bits of one broadcast and of one upload, as they are sent."""
+    """Sizes of one broadcast and of one upload.
+
+    Attributes:
+        down, up: Bits of the values: the broadcast's arrays, the upload as the channel encodes it.
+        down_message, up_message: Bytes of whole messages, with headers, infos and checksums.
+    """
 
     down: int
     up: int
+    down_message: int
+    up_message: int
 
 
 def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
@@ -73,6 +80,7 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
             "among them); make the client's step size smaller, or check the scale of the features",
             client_id=number["diverged_id"],
         )
+    sent_down = number["contacted"] + number["repeated"]
     sent_up = sum(number[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
     line: Line = {
         "round": round_,
@@ -80,8 +88,10 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
         "lost": number["lost_down"] + number["lost_up"],
         "late": number["late"],
         "diverged": number["diverged"],
-        "bits_down": sizes.down * (number["contacted"] + number["repeated"]),
+        "bits_down": sizes.down * sent_down,
         "bits_up": sizes.up * sent_up,
+        "bytes_down": sizes.down_message * sent_down,
+        "bytes_up": sizes.up_message * sent_up,
     }
     if number["diverged"]:
         line["diverged_id"] = number["diverged_id"]

@@ -15,24 +15,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from covey.core import faults as fate_of
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Info, Message, State
-from covey.core.cohort import Sampler, Scheme, full
-from covey.core.faults import Faults, fate
+from covey.core.algorithm import Aggregate, Info, Message, State
+from covey.core.channel import Channel
+from covey.core.faults import fate
 from covey.core.keys import Integer, Stream, key_for
-from covey.core.node import Channel, Node, first_node, node_round
-from covey.core.shard import Shard, Spec
-from covey.engines.record import Counts, Record, Sizes, mean_or_nan
-
-
-class Setup(NamedTuple):
-    """What does not change during a run: the method, its channel, who takes part, what goes
-    wrong.
-    """
-
-    algorithm: Algorithm
-    channel: Channel
-    sampler: Sampler
-    faults: Faults
+from covey.core.node import Node, Sent, first_node, node_round
+from covey.core.shard import Shard
+from covey.engines.record import Counts, Record, mean_or_nan
+from covey.engines.setup import Setup, Shapes
 
 
 class Slots(NamedTuple):
@@ -53,61 +43,6 @@ class Tally(NamedTuple):
     info: Info
     diverged: Int[Array, ""]
     diverged_id: Int[Array, ""]
-
-
-class Shapes(NamedTuple):
-    """Shapes that follow from the method and the data: of the server state, broadcast, node,
-    upload, payload and infos.
-    """
-
-    server: State
-    down: Message
-    node: Node
-    up: Message
-    payload: PyTree
-    client_info: Info
-    server_info: Info
-
-
-def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
-    """Found without computing anything. A client's state and upload must not depend on how many
-    rows it has.
-    """
-
-    def trace(root):
-        rows = jax.tree.map(lambda s: jnp.zeros((1, *s.shape), s.dtype), spec.rows)
-        data = Shard(rows, jnp.int32(0), jnp.int32(1), 1)
-        server = algorithm.init(root, spec)
-        down = algorithm.broadcast(server)
-        node = first_node(algorithm, channel, root, 0, down, data)
-        payload, _, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
-        up = channel.decode(payload)
-        _, server_info = algorithm.server(
-            root, server, Aggregate(up, up, jnp.ones(()), jnp.ones(()))
-        )
-        return Shapes(server, down, node, up, payload, info, server_info)
-
-    shapes = jax.eval_shape(trace, root)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.up):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"{algorithm.name} uploads {name} as {leaf.dtype}; uploads are summed with weights and must be floats"
-            )
-    return shapes
-
-
-def sampler_of(algorithm: Algorithm, cohort: Scheme | None, counts: np.ndarray) -> Sampler:
-    """Who takes part, among clients with so many rows each; everyone by default."""
-    sampler = (full() if cohort is None else cohort)(counts)
-    if algorithm.check is not None:
-        algorithm.check(counts, sampler)
-    return sampler
-
-
-def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
-    """Bits of a broadcast and of an upload."""
-    return Sizes(tree.bits(shapes.down), channel.bits(shapes.payload))
 
 
 def empty_tally(shapes: Shapes) -> Tally:
@@ -174,11 +109,11 @@ def chunk_round(
         return first_node(algorithm, channel, root, client_id, down, shard(start, count))
 
     def one(client_id, node, start, count):
-        payload, node, info = node_round(
+        sent, node, info = node_round(
             algorithm, channel, root, t, client_id, down, node, shard(start, count)
         )
-        sent = channel.decode(payload)
-        return sent, node, info, tree.is_finite((sent, node))
+        up, weight = received(channel, sent)
+        return up, weight, node, info, tree.is_finite((up, weight, node))
 
     if jax.tree.leaves(
         nodes
@@ -188,12 +123,13 @@ def chunk_round(
             lambda: nodes,
             lambda: jax.vmap(tree.where)(seen, nodes, each(begin, slots.id, data.start, count)),
         )
-    sent, nodes, infos, finite = each(one, slots.id, nodes, data.start, count)
+    ups, weights, nodes, infos, finite = each(one, slots.id, nodes, data.start, count)
     good, bad = slots.on & finite, slots.on & ~finite
+    weights = jnp.where(good, slots.weight * weights, 0.0)
     part = Aggregate(
-        weighted=tree.weighted_sum(jnp.where(good, slots.weight, 0.0), sent),
-        plain=tree.weighted_sum(good.astype(float), sent),
-        weight=jnp.sum(jnp.where(good, slots.weight, 0.0)),
+        weighted=tree.weighted_sum(weights, ups),
+        plain=tree.weighted_sum(good.astype(float), ups),
+        weight=jnp.sum(weights),
         count=jnp.sum(good, dtype=float),
     )
     info = tree.weighted_sum(
@@ -206,6 +142,12 @@ def chunk_round(
         diverged_id=jnp.maximum(tally.diverged_id, jnp.max(jnp.where(bad, slots.id, -1))),
     )
     return added, nodes, good
+
+
+def received(channel: Channel, sent: Sent) -> tuple[Message, Float[Array, ""]]:
+    """An upload as the server sees it, and what it counts for."""
+    weight = jnp.ones(()) if sent.weight is None else sent.weight
+    return channel.decode(sent.payload), weight
 
 
 def each(one: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
@@ -225,7 +167,8 @@ def close_round(
     """The server's step. An empty aggregate changes nothing."""
     algorithm = setup.algorithm
     key = key_for(root, Stream.SERVER, t)
-    new, info = algorithm.server(key, server, tally.aggregate)
+    aggregate = for_the_lost(tally.aggregate, counts)
+    new, info = algorithm.server(key, server, aggregate)
     heard = tally.aggregate.count > 0
     counts = counts._replace(
         clients=counts.clients - tally.diverged,
@@ -235,6 +178,19 @@ def close_round(
     client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
     server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
     return tree.where(heard, new, server), Record(counts, client_info, server_info)
+
+
+def for_the_lost(aggregate: Aggregate, counts: Counts) -> Aggregate:
+    """Weighted sums scaled up by contacted over heard: those who were not heard stand for others.
+
+    This keeps the sums unbiased where messages are lost at random. Clients whose values are not
+    finite were heard, and are not made up for: they are not a random share.
+    """
+    share = jnp.asarray(counts.contacted / jnp.maximum(counts.clients, 1), float)
+    return aggregate._replace(
+        weighted=jax.tree.map(lambda leaf: share.astype(leaf.dtype) * leaf, aggregate.weighted),
+        weight=share * aggregate.weight,
+    )
 
 
 class Band(NamedTuple):

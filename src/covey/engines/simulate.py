@@ -6,7 +6,6 @@ one compiled loop. Otherwise the rows of each cohort are gathered on the host, a
 through the same function one dispatch each.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,21 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.channel.identity import identity
 from covey.core import cohort as cohorts
 from covey.core import tree
-from covey.core.algorithm import Algorithm, Message, State, published
+from covey.core.algorithm import Algorithm, State, Statistic
+from covey.core.channel import Channel
 from covey.core.faults import Faults
-from covey.core.keys import Stream, key_for, root_key
-from covey.core.metrics import Metric
-from covey.core.node import Channel, Node
+from covey.core.node import Node
 from covey.core.shard import Shard
-from covey.data.federated import FederatedData, Split
+from covey.data.federated import FederatedData
 from covey.engines import round as rounds
+from covey.engines.engine import Vectorised, query_method
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.record import Line, as_lines
-from covey.engines.rows import DeviceRows, HostRows, Storage, View, rows_of
+from covey.engines.rows import DeviceRows, Storage, View, rows_of
+from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
@@ -49,7 +48,7 @@ class EngineState(NamedTuple):
     seen: np.ndarray | jax.Array
 
 
-class Simulation:
+class Simulation(Vectorised):
     """A method on federated data, simulated.
 
     chunk: clients that run side by side; "auto" chooses by the size of rows and upload.
@@ -67,100 +66,57 @@ class Simulation:
         cohort: cohorts.Scheme | None = None,
         channel: Channel | None = None,
         faults: Faults | None = None,
+        rounds: int | None = None,
         chunk: int | Literal["auto"] = "auto",
         storage: Storage = "auto",
         node_directory: Path | None = None,
     ):
-        counts = data.counts("train")
-        self.data = data
-        self.setup = rounds.Setup(
-            algorithm=algorithm,
-            channel=identity() if channel is None else channel,
-            sampler=rounds.sampler_of(algorithm, cohort, counts),
-            faults=(Faults() if faults is None else faults).checked(),
+        self.data, self.seed = data, seed
+        self.setup = setup_of(
+            algorithm,
+            data,
+            seed=seed,
+            cohort=cohort,
+            channel=channel,
+            faults=faults,
+            rounds=rounds,
         )
-        self.root = root_key(seed)
-        self.shapes = rounds.shapes_of(algorithm, self.setup.channel, self.root, data.spec)
-        self.sizes = rounds.sizes_of(self.setup.channel, self.shapes)
         self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         self.chunk = self._chunk(chunk)
-        self.evaluation = Evaluator(algorithm, self.root, self.chunk)
+        self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
-            if node_directory is not None:
-                raise ValueError(
-                    "client states are kept on disk only with rows on the host: pass storage='host' too"
-                )
             self.driver = _Resident(self)
         else:
             self.driver = _Streamed(self, node_directory)
 
     def start(self) -> EngineState:
-        """Before the first round."""
-        server = self.setup.algorithm.init(key_for(self.root, Stream.INIT, 0), self.data.spec)
-        return self.driver.start(server)
+        """The state before the first round."""
+        return self.driver.start(self.setup.first_server())
 
-    def advance(self, state: EngineState, number: int) -> tuple[EngineState, list[Line]]:
-        """Run `number` rounds. Returns the new state and one line of metrics a round."""
+    def advance(self, state: EngineState, count: int) -> tuple[EngineState, list[Line]]:
+        """Run `count` rounds; the new state, and one row of metrics per round."""
         lines: list[Line] = []
-        while number > 0:
+        while count > 0:
             first = state.round
-            state, record = self.driver.block(state, min(number, BLOCK))
-            lines += as_lines(first, state.round - first, jax.device_get(record), self.sizes, lines)
-            number -= state.round - first
+            state, record = self.driver.block(state, min(count, BLOCK))
+            lines += as_lines(
+                first, state.round - first, jax.device_get(record), self.setup.sizes, lines
+            )
+            count -= state.round - first
         return state, lines
 
-    def broadcast(self, state: EngineState) -> Message:
-        """What clients would evaluate and predict with now."""
-        return published(self.setup.algorithm, state.server)
-
-    def evaluate(
-        self, state: EngineState, split: Split = "validation", data: FederatedData | None = None
-    ) -> dict[str, Metric]:
-        """Metrics of every client on one split of its rows, stacked by client. Other data are of
-        clients never seen.
-        """
-        rows, seen = self._known(state, data)
-        return self.evaluation.evaluate(
-            rows, state.round, self.broadcast(state), partial(self.driver.take, state), seen, split
+    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
+        """The sum over all clients of a statistic of their training rows."""
+        storage = "device" if isinstance(self.rows, DeviceRows) else "host"
+        engine = Simulation(
+            query_method(statistic, index), self.data, seed=self.seed, storage=storage
         )
+        state, _ = engine.advance(engine.start(), 1)
+        return state.server.sum
 
-    def predict(
-        self, state: EngineState, client: int, x: PyTree, data: FederatedData | None = None
-    ) -> PyTree:
-        """The predictive distribution of the client at position `client` for new rows `x`."""
-        rows = self.rows if data is None else rows_of(data)
-        return self.evaluation.predict(
-            rows, state.round, self.broadcast(state), self._node(state, client, data), client, x
-        )
-
-    def draws(
-        self,
-        state: EngineState,
-        clients: np.ndarray,
-        number: int,
-        data: FederatedData | None = None,
-        chains: Sequence[int] = (0,),
-    ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, number, ...); each
-        chain has its own.
-        """
-        rows, seen = self._known(state, data)
-        take, down = partial(self.driver.take, state), self.broadcast(state)
-        return self.evaluation.draws(rows, state.round, down, take, seen, clients, number, chains)
-
-    def _known(
-        self, state: EngineState, data: FederatedData | None
-    ) -> tuple[DeviceRows | HostRows, np.ndarray]:
-        """The rows at hand, and who has taken part; in other data, nobody."""
-        if data is None:
-            return self.rows, np.asarray(state.seen)
-        return rows_of(data), np.zeros(data.clients, bool)
-
-    def _node(self, state: EngineState, client: int, data: FederatedData | None) -> Node | None:
-        """What the client kept, stacked; None if it never took part."""
-        known = data is None and bool(state.seen[client])
-        return self.driver.take(state, np.array([client])) if known else None
+    def _take(self, state: EngineState, positions: np.ndarray) -> Node:
+        return self.driver.take(state, positions)
 
     def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
@@ -170,7 +126,7 @@ class Simulation:
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        return snapshot_like(self.shapes.server, self.driver.like(), self.data.clients)
+        return snapshot_like(self.setup.shapes.server, self.driver.like(), self.data.clients)
 
     def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
@@ -186,7 +142,10 @@ class Simulation:
             if asked < 1:
                 raise ValueError(f"chunk must be at least 1 or 'auto', got {asked}")
             return min(asked, self.setup.sampler.slots)
-        if tree.size(self.shapes.up) > LARGE_UPLOAD or tree.size(self.shapes.node) > LARGE_UPLOAD:
+        if (
+            tree.size(self.setup.shapes.up) > LARGE_UPLOAD
+            or tree.size(self.setup.shapes.node) > LARGE_UPLOAD
+        ):
             return 1
         per_row = tree.size(self.data.spec.rows)
         per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
@@ -209,13 +168,13 @@ class _Resident:
     def start(self, server: State) -> EngineState:
         clients = self.engine.data.clients
         nodes = jax.tree.map(
-            lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.engine.shapes.node
+            lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.engine.setup.shapes.node
         )
         return EngineState(0, server, nodes, jnp.zeros(clients, bool))
 
     def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
         server, nodes, seen, record = self.compiled(
-            self.engine.root,
+            self.engine.setup.root,
             state.round,
             number,
             state.server,
@@ -233,7 +192,7 @@ class _Resident:
         return state.nodes
 
     def like(self) -> PyTree:
-        return stacked_like(self.engine.shapes.node, self.engine.data.clients)
+        return stacked_like(self.engine.setup.shapes.node, self.engine.data.clients)
 
     def restore(self, round_: int, server: State, nodes: PyTree, seen: np.ndarray) -> EngineState:
         return EngineState(round_, server, jax.tree.map(jnp.asarray, nodes), jnp.asarray(seen))
@@ -265,7 +224,7 @@ class _Resident:
         down = setup.algorithm.broadcast(server)
         slots, counts = rounds.call_up(setup, root, t, ids)
         slots = _sorted(slots, storage.count, self.bands, chunk)
-        tally = rounds.empty_tally(self.engine.shapes)
+        tally = rounds.empty_tally(self.engine.setup.shapes)
 
         def run_chunk(carry, slots, capacity):
             tally, nodes, seen = carry
@@ -323,7 +282,7 @@ class _Streamed:
 
     def __init__(self, engine: Simulation, node_directory: Path | None):
         self.engine = engine
-        like, clients = engine.shapes.node, engine.data.clients
+        like, clients = engine.setup.shapes.node, engine.data.clients
         self.store = (
             MemoryNodes(like, clients)
             if node_directory is None
@@ -333,7 +292,7 @@ class _Streamed:
         self.chunk_round = jax.jit(self._chunk_round, static_argnames="capacity")
         self.close_round = jax.jit(partial(rounds.close_round, engine.setup))
         self.broadcast = jax.jit(engine.setup.algorithm.broadcast)
-        self.empty = rounds.empty_tally(engine.shapes)
+        self.empty = rounds.empty_tally(engine.setup.shapes)
         self.stateful = bool(jax.tree.leaves(like))
 
     def start(self, server: State) -> EngineState:
@@ -348,7 +307,7 @@ class _Streamed:
         return EngineState(state.round + number, server, None, seen), stacked
 
     def _round(self, t: int, server: State, seen: np.ndarray) -> tuple[State, rounds.Record]:
-        engine, root = self.engine, self.engine.root
+        engine, root = self.engine, self.engine.setup.root
         down = self.broadcast(server)
         slots, counts = self.call_up(root, t, engine.ids)
         slots = _running(jax.device_get(slots), engine.rows.ranges("train")[1])

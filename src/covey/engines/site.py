@@ -7,45 +7,24 @@ broadcast names the last round in which the server accepted an upload of this si
 pending round, the pending node becomes the node; otherwise it is dropped.
 """
 
-import struct
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from covey.core import tree, wire
-from covey.core.algorithm import Algorithm, Info, Message, State, no_draws
+from covey.core.algorithm import Algorithm, Message, State, evaluate, no_client_posterior
+from covey.core.channel import Channel
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
-from covey.core.node import Channel, Node, first_node, node_round
+from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Shard
 from covey.data.federated import Split
-
-NEVER = -1  # the round before the first
-_HEADER = struct.Struct("<qqq")
-
-
-class Header(NamedTuple):
-    """Before every message: whom it is to or from, its round, and (downwards) the last round
-    accepted from this site.
-    """
-
-    client_id: int
-    round: int
-    accepted: int = NEVER
-
-
-class Answer(NamedTuple):
-    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are
-    finite.
-    """
-
-    payload: PyTree
-    info: Info
-    finite: Bool[Array, ""]
+from covey.engines.messages import Answer, Header, open_body, open_header, seal
+from covey.engines.round import received
 
 
 class Pending(NamedTuple):
@@ -56,27 +35,6 @@ class Pending(NamedTuple):
     round: int
     node: Node
     message: bytes
-
-
-def seal(header: Header, body: PyTree) -> bytes:
-    """A message."""
-    return _HEADER.pack(*header) + wire.pack(body)
-
-
-def open_header(message: bytes) -> Header:
-    """The header of a message."""
-    if len(message) < _HEADER.size:
-        raise wire.WireError(f"a message of {len(message)} bytes is too short")
-    return Header(*_HEADER.unpack_from(message))
-
-
-def open_body(message: bytes, like: PyTree) -> PyTree:
-    """The body of a message, checked against what it should look like."""
-    header = open_header(message)
-    try:
-        return wire.unpack(message[_HEADER.size :], like)
-    except wire.WireError as error:
-        raise wire.WireError(f"client {header.client_id}, round {header.round}: {error}") from error
 
 
 class Programs:
@@ -90,9 +48,10 @@ class Programs:
         self.first_node = jax.jit(partial(first_node, algorithm, channel))
         self.node_round = jax.jit(partial(_answer, algorithm, channel))
         self.adapt = jax.jit(algorithm.adapt)
-        self.evaluate = jax.jit(algorithm.evaluate)
+        self.evaluate = jax.jit(partial(evaluate, algorithm))
         self.predict = jax.jit(algorithm.predict)
-        self.draws = None if algorithm.draws is None else jax.jit(algorithm.draws, static_argnums=4)
+        draws = algorithm.posterior.client
+        self.draws = None if draws is None else jax.jit(draws, static_argnums=4)
 
 
 class Site:
@@ -150,7 +109,7 @@ class Site:
     def draws(self, t: int, down: Message, number: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
         if self.programs.draws is None:
-            raise ValueError(no_draws(self.programs.algorithm))
+            raise ValueError(no_client_posterior(self.programs.algorithm))
         key = jax.random.fold_in(
             key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain
         )
@@ -158,7 +117,7 @@ class Site:
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, or one adapted from the broadcast."""
-        if self.node is not None and not self.programs.algorithm.personalise_at_evaluation:
+        if self.node is not None and not self.programs.algorithm.hooks.adapt_before_evaluation:
             return self.node.state
         return self.programs.adapt(
             key_for(self.programs.root, Stream.ADAPT, t, self.client_id), down, self.data["train"]
@@ -188,5 +147,5 @@ def padded(data: Shard, capacity: int) -> Shard:
 
 
 def _answer(algorithm, channel, root, t, client_id, down, node, data) -> tuple[Answer, Node]:
-    payload, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
-    return Answer(payload, info, tree.is_finite((channel.decode(payload), node))), node
+    sent, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
+    return Answer(sent, info, tree.is_finite((*received(channel, sent), node))), node

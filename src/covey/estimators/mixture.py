@@ -27,9 +27,9 @@ from jaxtyping import Array, Float, Int, Shaped
 from covey.algorithms.fedem import fedem
 from covey.channel.identity import identity
 from covey.core import metrics
+from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.keys import root_key
-from covey.core.node import Channel
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.data.summary import random_rows, summarise

@@ -17,16 +17,22 @@ from covey.inference.coverage import (
 from covey.inference.information import observed_information, shared_effects
 from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
-from covey.inference.posterior import Posterior
-from covey.inference.shared import SharedPosterior
+from covey.inference.posterior import (
+    ClientPosterior,
+    RunPosterior,
+    SharedApproximation,
+    SharedChains,
+)
 from covey.inference.smoothing import local_linear
 from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 
 __all__ = [
     "CalibrationErrors",
-    "Posterior",
+    "ClientPosterior",
     "RankCheck",
-    "SharedPosterior",
+    "RunPosterior",
+    "SharedApproximation",
+    "SharedChains",
     "auroc",
     "calibration_errors",
     "distance_of_draws",

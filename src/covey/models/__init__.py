@@ -10,6 +10,7 @@ parameters of each client's own as well; `split_network` makes one of a network.
 
 from collections.abc import Callable
 
+from covey.core.measure import measure
 from covey.models.convolution import (
     ConvolutionalNetwork,
     cifar_cnn,
@@ -23,7 +24,6 @@ from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
 from covey.models.matrix_completion import Factors, MatrixModel, matrix_completion
-from covey.models.measure import measure
 from covey.models.mixed import (
     MixedModel,
     NamedSlopes,

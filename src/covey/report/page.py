@@ -5,14 +5,13 @@ without a network.
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from covey.core import atomic_files
 from covey.report.figures import curves, reliability, spread
-from covey.runs import atomic_files
-from covey.runs.run import Run
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
@@ -22,8 +21,8 @@ pre { background: #f5f7fa; padding: 1em; overflow-x: auto } .scroll { max-height
 """
 
 
-def write(run: Run, path: Path, *, settings: str = "") -> None:
-    """Write the page of a run; `settings` is the text of its configuration."""
+def write(run: Any, path: Path, *, settings: str = "") -> None:
+    """Write the page of a run (`covey.Run`); `settings` is the text of its configuration."""
     figures = [curves(run.metrics, title="by round")]
     evaluated = [name for name in run.metrics.columns if name.startswith(f"{run.split}_")]
     sections = []

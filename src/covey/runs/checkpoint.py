@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.runs import atomic_files
+from covey.core import atomic_files
 
 _MAGIC = b"covey checkpoint 1\n"
 _ENDING = ".checkpoint"
@@ -50,7 +50,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     header = json.dumps(checkpoint.header._asdict()).encode()
     head = _MAGIC + struct.pack("<I", len(header)) + header
     checksum = zlib.crc32(checkpoint.body, zlib.crc32(head))
-    atomic_files.write(_path(folder, checkpoint.header.round), head, checkpoint.body, struct.pack("<I", checksum))
+    atomic_files.write(
+        _path(folder, checkpoint.header.round), head, checkpoint.body, struct.pack("<I", checksum)
+    )
     for old in rounds(folder)[:-_KEPT]:
         _path(folder, old).unlink(missing_ok=True)
 
@@ -70,7 +72,9 @@ def newest(folder: Path) -> Checkpoint | None:
             continue
         return found
     if damaged:
-        raise ValueError(f"no checkpoint in {folder} can be read: {'; '.join(damaged)}. Start again in another directory.")
+        raise ValueError(
+            f"no checkpoint in {folder} can be read: {'; '.join(damaged)}. Start again in another directory."
+        )
     return None
 
 

@@ -12,7 +12,7 @@ _HASHED_ROWS = 4096  # of data that are larger
 
 
 def data_digest(data: FederatedData) -> str:
-    """Tells data apart: from clients, parts and shapes, and from all rows, or evenly spaced ones
+    """Tells data apart: from clients, splits and shapes, and from all rows, or evenly spaced ones
     where they exceed 64 MB.
 
     Names, of clients and of columns, are no part of it: they change no number.
@@ -20,8 +20,16 @@ def data_digest(data: FederatedData) -> str:
     leaves = jax.tree.leaves(data.rows)
     everything = sum(leaf.nbytes for leaf in leaves) <= _HASHED_BYTES
     total = len(leaves[0])
-    chosen = slice(None) if everything else np.linspace(0, total - 1, min(_HASHED_ROWS, total)).astype(np.int64)
-    shapes = ", ".join(f"{name}={value}" for name, value in data.spec._asdict().items() if name != "features")
+    chosen = (
+        slice(None)
+        if everything
+        else np.linspace(0, total - 1, min(_HASHED_ROWS, total)).astype(np.int64)
+    )
+    shapes = ", ".join(
+        f"{name}={value}"
+        for name, value in data.spec._asdict().items()
+        if name not in ("features", "omega")
+    )
     digest = hashlib.sha256(f"Spec({shapes})".encode())
     for array in (data.bounds, data.ids, *(leaf[chosen] for leaf in leaves)):
         digest.update(np.ascontiguousarray(array).data)

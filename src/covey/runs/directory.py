@@ -20,7 +20,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from covey.runs import atomic_files, checkpoint, toml
+from covey.core import atomic_files
+from covey.runs import checkpoint, toml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +63,11 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(self._busy(file)) from None
-            owner = {"pid": os.getpid(), "host": gethostname(), "started": datetime.now().isoformat(" ", "seconds")}
+            owner = {
+                "pid": os.getpid(),
+                "host": gethostname(),
+                "started": datetime.now().isoformat(" ", "seconds"),
+            }
             file.truncate(0)
             file.write(json.dumps(owner).encode())
             file.flush()
@@ -88,11 +93,16 @@ class RunDirectory:
         Raises:
             ValueError: it was started with other settings; the message names them.
         """
-        for leftover in [*self.path.glob(f"*{atomic_files.SUFFIX}"), *self._checkpoints.glob(f"*{atomic_files.SUFFIX}")]:
+        for leftover in [
+            *self.path.glob(f"*{atomic_files.SUFFIX}"),
+            *self._checkpoints.glob(f"*{atomic_files.SUFFIX}"),
+        ]:
             leftover.unlink()
         if not self._config.exists():
             if others := self._contents():
-                raise ValueError(f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a run to resume")
+                raise ValueError(
+                    f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a run to resume"
+                )
             warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
             self._write_settings(settings)
             return None
@@ -100,15 +110,23 @@ class RunDirectory:
         self._write_settings(settings)
         found = checkpoint.newest(self._checkpoints)
         if found is not None and found.header.digest != self._digest:
-            raise ValueError(f"the checkpoints in {self.path} are of another configuration than its config.toml")
+            raise ValueError(
+                f"the checkpoints in {self.path} are of another configuration than its config.toml"
+            )
         checkpoint.discard_after(self._checkpoints, found.header.round if found else 0)
         return found
+
+    def settings_text(self) -> str:
+        """The text of `config.toml`."""
+        return self._config.read_text("utf-8")
 
     def newest_round(self) -> int:
         """The round of the newest checkpoint; 0 without one."""
         return max(checkpoint.rounds(self._checkpoints), default=0)
 
-    def save(self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None) -> None:
+    def save(
+        self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None
+    ) -> None:
         """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to
         it are on disk.
 
@@ -123,7 +141,11 @@ class RunDirectory:
             checkpoint.save(self._checkpoints, checkpoint.Checkpoint(header, body))
         except OSError as error:
             before = self.newest_round()
-            survivor = f"the checkpoint of round {before} is intact" if before else "there is no earlier checkpoint"
+            survivor = (
+                f"the checkpoint of round {before} is intact"
+                if before
+                else "there is no earlier checkpoint"
+            )
             raise OSError(error.errno, f"{error.strerror}; {survivor}", error.filename) from error
 
     def append(self, records: Sequence[Record]) -> None:
@@ -161,7 +183,11 @@ class RunDirectory:
         atomic_files.write(self.path / "clients.parquet", clients.to_parquet(index=False))
 
     def _contents(self) -> list[str]:
-        return sorted(path.name for path in self.path.iterdir() if path.name != "lock" and path.suffix != atomic_files.SUFFIX)
+        return sorted(
+            path.name
+            for path in self.path.iterdir()
+            if path.name != "lock" and path.suffix != atomic_files.SUFFIX
+        )
 
     def _busy(self, file: BinaryIO) -> str:
         file.seek(0)
@@ -188,14 +214,19 @@ class RunDirectory:
                 f"{self.path} cannot be resumed with other settings: {'; '.join(differences)}. "
                 "Resume with those it was started with, or start a new run in another directory."
             )
-        old_versions, new_versions = (toml.flat(tables.get("environment", {})) for tables in (before, now))
+        old_versions, new_versions = (
+            toml.flat(tables.get("environment", {})) for tables in (before, now)
+        )
         changed = [
             f"{key} {old_versions[key]} -> {value}"
             for key, value in new_versions.items()
             if key in old_versions and old_versions[key] != value and key != "data_digest"
         ]
         if changed:
-            warnings.warn(f"resumed in another environment ({', '.join(changed)}): the last digits may differ", stacklevel=3)
+            warnings.warn(
+                f"resumed in another environment ({', '.join(changed)}): the last digits may differ",
+                stacklevel=3,
+            )
 
 
 def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
@@ -203,7 +234,8 @@ def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
     return {
         key: value
         for key, value in toml.flat(settings).items()
-        if key not in _FREE and (not key.startswith("environment.") or key == "environment.data_digest")
+        if key not in _FREE
+        and (not key.startswith("environment.") or key == "environment.data_digest")
     }
 
 

@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.core import tree, wire
+from covey.core import atomic_files, tree, wire
 from covey.core.algorithm import Kept
-from covey.runs import atomic_files
 
 _ENDING = ".draws"
 
@@ -25,23 +24,27 @@ class Draws:
 
     def __init__(self, kept: Kept, folder: Path | None):
         self.folder = folder
-        self.places = len(jax.tree.leaves(kept.draws)[0])
-        self._like = jax.tree.map(lambda s: jax.ShapeDtypeStruct((-1, *s.shape[1:]), s.dtype), tree.specs(kept.draws))
+        self.size = len(jax.tree.leaves(kept.draws)[0])
+        self._like = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct((-1, *s.shape[1:]), s.dtype), tree.specs(kept.draws)
+        )
         self._empty = jax.tree.map(lambda s: np.zeros((0, *s.shape[1:]), s.dtype), self._like)
         self._pending: list[PyTree] = []
-        self.number = int(kept.number)
+        self.count = int(kept.count)
         if folder is not None:
             self._cut(folder)
 
     def add(self, kept: Kept) -> None:
-        """Take over what is new in the ring."""
-        number = int(kept.number)
-        if number - self.number > self.places:
-            raise ValueError(f"{number - self.number} draws since the last look, but only {self.places} are kept")
-        if number > self.number:
-            place = np.arange(self.number, number) % self.places
-            self._pending.append(jax.tree.map(lambda leaf: np.asarray(leaf)[place], kept.draws))
-        self.number = number
+        """Take over the draws that are new in the ring buffer."""
+        total = int(kept.count)
+        if total - self.count > self.size:
+            raise ValueError(
+                f"{total - self.count} draws since the last look, but only {self.size} are kept"
+            )
+        if total > self.count:
+            index = np.arange(self.count, total) % self.size
+            self._pending.append(jax.tree.map(lambda leaf: np.asarray(leaf)[index], kept.draws))
+        self.count = total
 
     def save(self) -> None:
         """Write what is not yet on disk, as one chunk."""
@@ -50,23 +53,32 @@ class Draws:
         chunk = _joined([self._empty, *self._pending])
         count = len(jax.tree.leaves(chunk)[0])
         self.folder.mkdir(exist_ok=True)
-        atomic_files.write(self.folder / f"{self.number - count:09d}-{self.number:09d}{_ENDING}", wire.pack(chunk))
+        atomic_files.write(
+            self.folder / f"{self.count - count:09d}-{self.count:09d}{_ENDING}", wire.pack(chunk)
+        )
         self._pending = []
 
     def all(self) -> PyTree:
         """Every draw, (draws, chains, ...)."""
-        return _joined([self._empty, *(self._read(path) for path, _, _ in self._chunks()), *self._pending])
+        return _joined(
+            [self._empty, *(self._read(path) for path, _, _ in self._chunks()), *self._pending]
+        )
 
     def _chunks(self) -> list[tuple[Path, int, int]]:
         if self.folder is None:
             return []
-        return [(path, int(path.stem[:9]), int(path.stem[10:])) for path in sorted(self.folder.glob(f"*{_ENDING}"))]
+        return [
+            (path, int(path.stem[:9]), int(path.stem[10:]))
+            for path in sorted(self.folder.glob(f"*{_ENDING}"))
+        ]
 
     def _read(self, path: Path) -> PyTree:
         try:
             return wire.unpack(path.read_bytes(), self._like)
         except wire.WireError as error:
-            raise ValueError(f"{path} is damaged: {error}. Put the file back, or start again in another directory.") from error
+            raise ValueError(
+                f"{path} is damaged: {error}. Put the file back, or start again in another directory."
+            ) from error
 
     def _cut(self, folder: Path) -> None:
         """Remove chunks past the checkpoint and leftovers of writing; what is before it must be
@@ -76,13 +88,13 @@ class Draws:
             leftover.unlink()
         end = 0
         for path, first, last in self._chunks():
-            if last > self.number:
+            if last > self.count:
                 path.unlink()
             elif first == end:
                 end = last
-        if end != self.number:
+        if end != self.count:
             raise ValueError(
-                f"{folder} has draws 1 to {end} without a gap, but the checkpoint has made {self.number}: put the files back, or "
+                f"{folder} has draws 1 to {end} without a gap, but the checkpoint has made {self.count}: put the files back, or "
                 "start again in another directory"
             )
 

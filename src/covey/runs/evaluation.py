@@ -34,7 +34,10 @@ class Evaluation:
     def clients(self) -> pd.DataFrame:
         """One line a client: its id and name, its rows in each split, its metrics."""
         data = self.data
-        columns: dict[str, object] = {"client": np.asarray(data.ids), "name": [data.name_of(at) for at in range(data.clients)]}
+        columns: dict[str, object] = {
+            "client": np.asarray(data.ids),
+            "name": [data.name_of(at) for at in range(data.clients)],
+        }
         for split in SPLITS:
             columns[f"{split}_rows"] = np.asarray(data.counts(split))
         return pd.DataFrame(columns | values(self.metrics))
@@ -47,7 +50,9 @@ class Evaluation:
         Clients without rows in the split are left out.
         """
         if "accuracy" not in self.metrics:
-            raise ValueError(f"there is no accuracy to rank clients by; the metrics are {', '.join(self.metrics)}")
+            raise ValueError(
+                f"there is no accuracy to rank clients by; the metrics are {', '.join(self.metrics)}"
+            )
         accuracy = self.metrics["accuracy"].value()
         ranked = np.sort(accuracy[~np.isnan(accuracy)])
         return float(ranked[max(len(ranked) // 10, 1) - 1])
@@ -72,7 +77,9 @@ class Evaluation:
         for metric in self.metrics.values():
             if isinstance(metric, Calibration):
                 return metric
-        raise ValueError(f"calibration is of labels, and there are none here; the metrics are {', '.join(self.metrics)}")
+        raise ValueError(
+            f"calibration is of labels, and there are none here; the metrics are {', '.join(self.metrics)}"
+        )
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())

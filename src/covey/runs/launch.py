@@ -1,29 +1,29 @@
-"""One run: a method on federated data for a number of rounds, watched, checkpointed, stopped and
-continued.
-"""
+"""`covey.run`: a method on federated data for a number of rounds."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from covey.core import wire
-from covey.core.algorithm import Algorithm
-from covey.core.cohort import Scheme, full
+from covey.core.algorithm import Algorithm, Plan
+from covey.core.channel import Channel
+from covey.core.cohort import Scheme
 from covey.core.faults import Faults
-from covey.core.node import Channel
 from covey.data.federated import FederatedData, Split
+from covey.engines.engine import Engine
 from covey.engines.loop import Loop
 from covey.engines.peers import Peers
-from covey.engines.rows import Storage, chosen, need_rows
+from covey.engines.rows import Storage, need_rows
 from covey.engines.simulate import Simulation
+from covey.privacy.ledger import Budget, Ledger
 from covey.runs import toml
 from covey.runs.digest import data_digest
 from covey.runs.directory import RunDirectory
-from covey.engines.engine import Engine
 from covey.runs.environment import versions
-from covey.runs.run import Plan, Run, begun
-from covey.privacy.ledger import Budget, Ledger
+from covey.runs.run import Run, RunOptions
 from covey.topology import Topology, complete
+
+EngineName = Literal["simulate", "loop", "peers"]
 
 
 def run(
@@ -35,7 +35,7 @@ def run(
     cohort: Scheme | None = None,
     channel: Channel | None = None,
     faults: Faults | None = None,
-    engine: Literal["simulate", "loop", "peers"] = "simulate",
+    engine: EngineName = "simulate",
     topology: Topology | None = None,
     chunk: int | Literal["auto"] = "auto",
     storage: Storage = "auto",
@@ -49,113 +49,147 @@ def run(
     name: str | None = None,
     settings: toml.Tables | None = None,
 ) -> Run:
-    """Run a method for `rounds` rounds, and return where it stands.
+    """Run a method for a number of rounds.
 
     Args:
-        method: from a factory, e.g. `covey.fedavg(model)`.
-        data: the clients' rows.
-        rounds: in all, counted from the beginning also when a run is resumed.
-        seed: of everything random.
-        cohort: who takes part in a round; everyone by default.
-        channel: what uploads pass through; unchanged by default.
-        faults: chances of lost, late and repeated messages; none by default.
-        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes; "peers"
-            has no server.
-        topology: who talks to whom among peers, from `covey.topology`; for engine="peers" only, by
-            default everyone to everyone.
-        chunk: clients side by side in "simulate".
-        storage: where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or
-            very many. With rows on the host and a run directory, what clients keep between rounds
-            lies there too, memory-mapped.
-        privacy: what may be revealed of a row, and who counts; for methods that protect rows, e.g.
-            `covey.fald(..., clip=1.0)`. What has been revealed is in the metrics of every round,
-            and more rounds than the budget permits are refused. Only uploads are counted: an
-            evaluation shows what it shows.
-        evaluate_every: evaluate after each such number of rounds, and after the last; None: only
-            when asked.
-        split: the rows to evaluate on.
-        out: the run directory; None keeps nothing on disk.
-        checkpoint_every: in rounds; None: once a minute. There is always one at the end, and after
-            Ctrl-C.
-        resume: go on with the run in `out`. Method, data, seed and settings must be those it was
-            started with.
-        progress: show progress once the work takes more than two seconds.
-        name: what the run is called; by default the name of its directory, or of the method.
-        settings: what `config.toml` records, and a resumed run is compared with; by default the
-            arguments that have a name.
+        method: A method with its model, e.g. `covey.fedavg(covey.models.logistic())`.
+        data: The clients' rows.
+        rounds: Rounds in all, counted from the beginning also when a run is resumed.
+        seed: Seed of everything random.
+        cohort: Who takes part in a round, from `covey.cohort`. Default: everyone.
+        channel: What uploads pass through, from `covey.channel`. Default: nothing changes them.
+        faults: Probabilities of lost, late and repeated messages. Default: none.
+        engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes;
+            "peers" has no server.
+        topology: Who talks to whom among peers, from `covey.topology`; for engine="peers" only.
+            Default: everyone to everyone.
+        chunk: Clients that "simulate" runs side by side.
+        storage: Where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or
+            too many. With rows on the host and a run directory, the clients' states are
+            memory-mapped there too.
+        privacy: Privacy budget, for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
+            The epsilon spent is in the metrics of every round, and rounds beyond the budget are
+            refused. Only uploads are accounted for, not evaluations.
+        evaluate_every: Evaluate after every so many rounds and after the last; None: only on
+            request.
+        split: The rows to evaluate on: "train", "validation" or "test".
+        out: The run directory; None keeps nothing on disk.
+        checkpoint_every: Rounds between checkpoints; None: one per minute. There is always one at
+            the end, and after Ctrl-C or SIGTERM.
+        resume: Continue the run in `out`, with the method, data, seed and settings it was started
+            with.
+        progress: Show progress once the work takes more than two seconds.
+        name: Name of the run. Default: that of its directory, or of the method.
+        settings: What `config.toml` records and a resumed run is compared with. Default: the
+            arguments that can be written down.
+
+    Returns:
+        The run: its metrics, posterior, predictions and evaluations; `advance` continues it.
 
     Raises:
-        BudgetSpentError: so many rounds would reveal more than the budget permits; none is run.
-        KeyboardInterrupt: after Ctrl-C, once the round is finished and the checkpoint is written.
+        BudgetSpentError: The privacy budget allows fewer rounds than were asked for; none is run.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM, once the checkpoint is written.
+
+    Example:
+        >>> import covey
+        >>> data = covey.load("heart_disease").split(test=0.2, seed=1)
+        >>> data, _ = data.standardised()
+        >>> fit = covey.run(covey.fedavg(covey.models.logistic()), data, rounds=5, seed=1)
+        >>> fit
+        Run(fedavg: fedavg, 4 clients, 5 rounds)
+        >>> fit.evaluate(split="test").pooled["accuracy"] > 0.7
+        True
     """
-    for key, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+    options = RunOptions(evaluate_every, split, checkpoint_every, progress)
+    _check(rounds, options, out, resume, engine, topology, chunk, storage)
+    if evaluate_every is not None:
+        need_rows(data, split)
+    directory = None if out is None else RunDirectory(Path(out))
+    common = {
+        "seed": seed,
+        "cohort": cohort,
+        "channel": channel,
+        "faults": faults,
+        "rounds": rounds,
+    }
+    made: Engine
+    if engine == "simulate":
+        nodes = None if out is None else Path(out) / "nodes"
+        made = Simulation(
+            method, data, **common, chunk=chunk, storage=storage, node_directory=nodes
+        )
+    elif engine == "loop":
+        made = Loop(method, data, **common)
+    else:
+        made = Peers(method, data, **common, topology=complete() if topology is None else topology)
+    ledger = None if privacy is None else _ledger(made, data, privacy)
+    if ledger is not None:
+        done = directory.newest_round() if resume and directory is not None else 0
+        ledger.check(rounds, done=done)
+    title = name or (method.name if directory is None else directory.path.name)
+    parts = (title, made, data, options, seed, ledger)
+    if directory is None:
+        return Run.start(*parts, rounds=rounds)
+    tables: dict[str, Mapping[str, toml.Value]] = dict(
+        settings or {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()}
+    )
+    if privacy is not None:
+        tables["privacy"] = privacy.table()
+    tables["run"] = _recorded(rounds, seed, engine, chunk, storage, name, options)
+    tables["environment"] = versions() | {"data_digest": data_digest(data)}
+    begin = Run.resume if resume else Run.start
+    return begin(*parts, rounds=rounds, directory=directory, tables=tables)
+
+
+def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> None:
+    """An error for arguments that do not fit each other."""
+    known = get_args(EngineName)
+    if engine not in known:
+        near = get_close_matches(str(engine), known, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"engine must be one of {', '.join(known)}, got {engine!r}{hint}")
+    for key, value in (
+        ("rounds", rounds),
+        ("evaluate_every", options.evaluate_every),
+        ("checkpoint_every", options.checkpoint_every),
+    ):
         if value is not None and value < 1:
             raise ValueError(f"{key} must be at least 1, got {value}")
-    if rounds <= method.burn_in:
+    if out is None and (resume or options.checkpoint_every is not None):
         raise ValueError(
-            f"{method.name} burns in for {method.burn_in} rounds, and rounds={rounds} ends before it begins; "
-            "ask for more rounds, or for a shorter burn-in"
+            "checkpoints are kept in a run directory: give out= together with resume= or "
+            "checkpoint_every="
         )
-    if out is None and (resume or checkpoint_every is not None):
-        raise ValueError("checkpoints are kept in a run directory: give out= together with resume= or checkpoint_every=")
     if engine != "simulate" and (chunk, storage) != ("auto", "auto"):
         raise ValueError(f"{chunk=} and {storage=} are for engine='simulate', not for {engine!r}")
     if topology is not None and engine != "peers":
         raise ValueError(f"a topology is for engine='peers'; {engine!r} has a server")
-    if evaluate_every is not None:
-        need_rows(data, split)
-    ledger = None if privacy is None else _ledger(method, data, cohort, privacy)
-    if ledger is not None:
-        ledger.check(rounds, done=RunDirectory(Path(out)).newest_round() if resume and out is not None else 0)
-    built: Engine
-    if engine == "simulate":
-        place = chosen(data, storage)
-        built = Simulation(
-            method,
-            data,
-            seed=seed,
-            cohort=cohort,
-            channel=channel,
-            faults=faults,
-            chunk=chunk,
-            storage=place,
-            node_directory=Path(out) / "nodes" if out is not None and place == "host" else None,
-        )
-    elif engine == "loop":
-        built = Loop(method, data, seed=seed, cohort=cohort, channel=channel, faults=faults)
-    else:
-        graph = complete() if topology is None else topology
-        built = Peers(method, data, topology=graph, seed=seed, cohort=cohort, channel=channel, faults=faults)
-    plan = Plan(evaluate_every, split, checkpoint_every, progress)
-    if out is None:
-        return begun(Run(name or method.name, built, method, data, plan, seed, built.start(), [], ledger=ledger), rounds)
-    directory = RunDirectory(Path(out))
-    named = {"rounds": rounds, "seed": seed, "engine": engine, "chunk": chunk, "storage": storage, "split": split}
-    optional = {"name": name, "evaluate_every": evaluate_every, "checkpoint_every": checkpoint_every}
-    tables: dict[str, Mapping[str, toml.Value]]
-    tables = {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()} if settings is None else dict(settings)
-    if privacy is not None:
-        tables["privacy"] = privacy.table()
-    tables["run"] = named | {key: value for key, value in optional.items() if value is not None}
-    tables["environment"] = versions() | {"data_digest": data_digest(data)}
-    with directory.held():
-        found = directory.resume(tables) if resume else directory.begin(tables)
-        if found is not None and found.header.round > rounds:
-            raise ValueError(f"{out} is already at round {found.header.round}, past rounds={rounds}")
-        if found is not None and ledger is not None:
-            ledger.compare(found.header.privacy or {}, found.header.round)
-        records = directory.cut_metrics(found.header.round if found else 0)
-        state = built.restore(wire.unpack(found.body, built.snapshot_like())) if found else built.start()
-        made = Run(name or directory.path.name, built, method, data, plan, seed, state, records, directory, ledger)
-        return begun(made, rounds)
 
 
-def _ledger(method: Algorithm, data: FederatedData, cohort: Scheme | None, budget: Budget) -> Ledger:
-    """What this method reveals on these data, with these cohorts."""
-    if method.mechanism is None:
+def _recorded(rounds, seed, engine, chunk, storage, name, options) -> dict[str, toml.Value]:
+    """The table `run` of `config.toml`."""
+    given = {
+        "rounds": rounds,
+        "seed": seed,
+        "engine": engine,
+        "chunk": chunk,
+        "storage": storage,
+        "split": options.split,
+        "name": name,
+        "evaluate_every": options.evaluate_every,
+        "checkpoint_every": options.checkpoint_every,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _ledger(engine: Engine, data: FederatedData, budget: Budget) -> Ledger:
+    """What the method reveals on these data, with these cohorts."""
+    setup = engine.setup
+    method = setup.algorithm
+    if method.privacy is None:
         raise ValueError(
-            f"{method.name} protects no row, so that there is nothing to account for; leave privacy out, or use a method that "
-            "clips gradients and adds noise, e.g. fald with clip"
+            f"{method.name} protects no row, so that there is nothing to account for; leave "
+            "privacy out, or use a method that clips gradients and adds noise, e.g. fald with clip"
         )
-    counts = data.counts("train")
-    return Ledger(method.mechanism(counts, (full() if cohort is None else cohort)(counts)), budget)
+    plan = Plan(data.counts("train"), setup.sampler, setup.channel, setup.shapes.up)
+    return Ledger(method.privacy(plan), budget)

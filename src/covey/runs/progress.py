@@ -64,7 +64,9 @@ class Display:
         now = self._clock()
         for record in records:
             self._bits += (record.get("bits_up") or 0) + (record.get("bits_down") or 0)
-            self._newest |= {key: value for key, value in record.items() if _is_metric(key) and value is not None}
+            self._newest |= {
+                key: value for key, value in record.items() if _is_metric(key) and value is not None
+            }
         rate = self._rate(now, number)
         if now - self._start < self._quiet:
             return
@@ -112,7 +114,11 @@ class Display:
         self._live.update(task, completed=number, text=text)
 
     def _text(self, number: int, rate: float | None) -> str:
-        parts = [f"{rate:.3g} rounds/s", f"{duration((self._last - number) / rate)} left"] if rate else []
+        parts = (
+            [f"{rate:.3g} rounds/s", f"{duration((self._last - number) / rate)} left"]
+            if rate
+            else []
+        )
         # evaluation first
         shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]
         parts += [f"{key} {self._newest[key]:.4g}" for key in shown]

@@ -11,34 +11,36 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
+from itertools import count
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jaxtyping import PyTree
 
 from covey.core import wire
-from covey.core.algorithm import Algorithm, State, no_draws
-from covey.core.shard import Axis
+from covey.core.algorithm import Approximation, Chains, State, Statistic
+from covey.core.keys import Stream, key_for
 from covey.data.federated import FederatedData, Split
+from covey.engines.engine import Engine, Position
 from covey.engines.record import Diverged, Line
 from covey.engines.rows import need_rows
+from covey.inference.posterior import Origin, RunPosterior
+from covey.privacy.ledger import Ledger
+from covey.report import page
+from covey.runs import toml
 from covey.runs.directory import Record, RunDirectory
 from covey.runs.draws import Draws
-from covey.engines.engine import Engine, Position
 from covey.runs.evaluation import Evaluation
 from covey.runs.interrupt import StopRequest
 from covey.runs.progress import Display
-from covey.inference.posterior import Posterior
-from covey.inference.shared import SharedPosterior
-from covey.privacy.ledger import Ledger
 
 _BLOCK_SECONDS = 0.5
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds is not given
 
 
-class Plan(NamedTuple):
-    """What happens between rounds; see `run`."""
+class RunOptions(NamedTuple):
+    """What happens between rounds; see `covey.run`."""
 
     evaluate_every: int | None
     split: Split
@@ -47,37 +49,94 @@ class Plan(NamedTuple):
 
 
 class Run:
-    """Where a run stands. Made by `covey.run`; look at it, evaluate it, predict with it, and
-    `advance`.
+    """The state of a run: metrics, evaluations, predictions, posterior; `advance` continues it.
+
+    Made by `covey.run`.
     """
 
     def __init__(
         self,
         name: str,
         engine: Engine,
-        method: Algorithm,
         data: FederatedData,
-        plan: Plan,
+        options: RunOptions,
         seed: int,
+        ledger: Ledger | None = None,
+        *,
         state: Position,
         records: list[Record],
         directory: RunDirectory | None = None,
-        ledger: Ledger | None = None,
     ):
-        self.name, self.method, self.data, self.seed, self.ledger = name, method, data, seed, ledger
-        self._engine, self._plan, self._directory = engine, plan, directory
+        self.name, self.data, self.seed, self.ledger = name, data, seed, ledger
+        self.method = engine.setup.algorithm
+        self._engine, self._options, self._directory = engine, options, directory
         self._state, self._records = state, records
         self._last: Evaluation | None = None
         self._saved_at = perf_counter()
         self._block = 1
         self._told_of_diverged = False
         self._draws: Draws | None = None
-        if method.chains is not None:
+        if isinstance(self.method.posterior.shared, Chains):
             folder = None if directory is None else directory.path / "draws"
-            self._draws = Draws(method.chains.kept(state.server), folder)
+            self._draws = Draws(self.method.posterior.shared.kept(state.server), folder)
+
+    @classmethod
+    def start(
+        cls,
+        *parts: Any,
+        rounds: int,
+        directory: RunDirectory | None = None,
+        tables: toml.Tables | None = None,
+    ) -> "Run":
+        """A new run after its first `rounds` rounds.
+
+        Args:
+            parts: The first arguments of `Run`: name, engine, data, options, seed and ledger.
+            rounds: Rounds to run.
+            directory: Where it is kept; None keeps nothing on disk.
+            tables: What `config.toml` there records.
+        """
+        engine: Engine = parts[1]
+        if directory is None:
+            run = cls(*parts, state=engine.start(), records=[])
+            run._advance_to(rounds)
+            return run
+        with directory.held():
+            directory.begin(tables or {})
+            records = directory.cut_metrics(0)
+            run = cls(*parts, state=engine.start(), records=records, directory=directory)
+            run._advance_to(rounds)
+        return run
+
+    @classmethod
+    def resume(
+        cls, *parts: Any, rounds: int, directory: RunDirectory, tables: toml.Tables
+    ) -> "Run":
+        """The run in a directory, from its newest checkpoint up to `rounds` rounds in all.
+
+        The arguments are those of `start`.
+        """
+        engine: Engine = parts[1]
+        with directory.held():
+            found = directory.resume(tables)
+            at = found.header.round if found else 0
+            if at > rounds:
+                raise ValueError(f"{directory.path} is already at round {at}, past rounds={rounds}")
+            records = directory.cut_metrics(at)
+            state = engine.start()
+            if found is not None:
+                state = engine.restore(wire.unpack(found.body, engine.snapshot_like()))
+            run = cls(*parts, state=state, records=records, directory=directory)
+            if found is not None and run.ledger is not None:
+                run.ledger.compare(found.header.privacy or {}, at)
+            run._advance_to(rounds)
+        return run
 
     def __repr__(self) -> str:
-        return f"Run({self.name}: {self.method.name}, {self.data.clients} clients, {self.round} rounds)"
+        return (
+            f"Run({self.name}: {self.method.name}, {self.data.clients} clients, "
+            f"{self.round} rounds)"
+        )
 
     @property
     def round(self) -> int:
@@ -87,7 +146,7 @@ class Run:
     @property
     def split(self) -> Split:
         """The rows that the run is evaluated on as it goes."""
-        return self._plan.split
+        return self._options.split
 
     @property
     def state(self) -> State:
@@ -113,8 +172,10 @@ class Run:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The last evaluation of the run as it went (now, if there was none)."""
-        return self._last or self.evaluate(split=self._plan.split)
+        """The evaluation after the last round, on the rows that the run is evaluated on."""
+        if self._last is None or self._last.round != self.round:
+            self._last = self.evaluate(split=self._options.split)
+        return self._last
 
     def evaluate(self, data: FederatedData | None = None, *, split: Split = "test") -> Evaluation:
         """Every client on one split of its rows. Clients of other data are new: each is adapted to
@@ -128,36 +189,48 @@ class Run:
         """The predictive distribution of a client (its name or id) for new rows; with other data,
         of a client never seen.
         """
-        return self._engine.predict(self._state, self.data.replaced_by(data).position_of(client), x, data)
+        return self._engine.predict(
+            self._state, self.data.replaced_by(data).position_of(client), x, data
+        )
 
     @property
-    def posterior(self) -> Posterior:
-        """The clients' posterior at this round: draws, trace and summary. Only methods that draw
-        have it.
+    def posterior(self) -> RunPosterior:
+        """The posterior at this round: `.shared`, `.client(name)` and `.clients`.
+
+        Each has `.draws()`, `.trace()` and `.summary()`. A method without one says what it has
+        instead.
         """
-        if self.method.draws is None:
-            raise AttributeError(no_draws(self.method))
-        return Posterior(self.data, partial(self._engine.draws, self._state), self._origin, self._axes)
+        attributes: dict[str, str | int] = {
+            "method": self.method.name,
+            "round": self.round,
+            "seed": self.seed,
+            "covey_version": version("covey"),
+        }
+        axes = self.method.posterior.axes
+        return RunPosterior(
+            self.method,
+            self.data,
+            Origin(attributes, {} if axes is None else axes(self.data.spec)),
+            draw_clients=partial(self._engine.draws, self._state),
+            collected=None if self._draws is None else self._draws.all,
+            fitted=self._fitted,
+            key=key_for(self._engine.setup.root, Stream.DRAWS, self.round),
+        )
 
-    @property
-    def chains(self) -> SharedPosterior:
-        """The posterior of what all clients share, from all draws so far. Only methods whose server
-        samples have it.
-        """
-        if self.method.chains is None or self._draws is None:
-            raise AttributeError(f"{self.method.name} does not sample what clients share, as fald does")
-        return SharedPosterior(self.method.chains, self._draws.all, self._origin, self._axes)
+    def _fitted(self) -> Any:
+        """The law of the shared parameters at this round."""
+        shared = self.method.posterior.shared
+        if not isinstance(shared, Approximation):
+            raise TypeError(f"{self.method.name} has no law of its shared parameters")
+        queries = count()
 
-    @property
-    def _origin(self) -> dict[str, str | int]:
-        return {"method": self.method.name, "round": self.round, "seed": self.seed, "covey_version": version("covey")}
+        def ask(statistic: Statistic) -> PyTree:
+            return self._engine.query(statistic, next(queries))
 
-    @property
-    def _axes(self) -> dict[str, Axis]:
-        return {} if self.method.axes is None else self.method.axes(self.data.spec)
+        return shared.fit(self._engine.broadcast(self._state), self._engine.setup.spec, ask)
 
     def advance(self, rounds: int) -> "Run":
-        """Run `rounds` rounds more, as the run was started. Returns itself."""
+        """Run `rounds` more rounds, as the run was started. Returns the run."""
         if rounds < 1:
             raise ValueError(f"rounds must be at least 1, got {rounds}")
         target = self.round + rounds
@@ -172,19 +245,24 @@ class Run:
         return self
 
     def save(self) -> None:
-        """Write a checkpoint and the table of clients to the run directory now."""
+        """Write a checkpoint, the table of clients and the report to the run directory now."""
         if self._directory is None:
             raise ValueError("this run has no directory to save to: start it with out=")
         with self._directory.held():
             self._catch_up(self._directory)
             self._checkpoint(self._directory)
-            self._write_clients(self._directory)
+            self._write_results(self._directory)
 
     def _advance_to(self, target: int) -> None:
-        bits = sum((record.get("bits_up") or 0) + (record.get("bits_down") or 0) for record in self._records)
+        bits = sum(
+            (record.get("bits_up") or 0) + (record.get("bits_down") or 0)
+            for record in self._records
+        )
         with (
             StopRequest() as stop,
-            Display(self.name, target, bits=float(bits)) if self._plan.progress else nullcontext() as display,
+            Display(self.name, target, bits=float(bits))
+            if self._options.progress
+            else nullcontext() as display,
         ):
             while self.round < target and not stop.asked:
                 records = self._advance_block(target)
@@ -193,9 +271,13 @@ class Run:
             if self._directory is not None:
                 if self._directory.newest_round() != self.round:
                     self._checkpoint(self._directory)
-                self._write_clients(self._directory)
+                self._write_results(self._directory)
         if self.round < target:
-            kept = "not saved" if self._directory is None else f"saved in {self._directory.path}; resume=True goes on from there"
+            kept = (
+                "not saved"
+                if self._directory is None
+                else f"saved in {self._directory.path}; resume=True goes on from there"
+            )
             raise KeyboardInterrupt(f"stopped after round {self.round} of {target}: {kept}")
 
     def _advance_block(self, target: int) -> list[Record]:
@@ -205,24 +287,37 @@ class Run:
             self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
         except Diverged as error:  # what was good before it is kept, for the user to look at
             if self._directory is not None:
-                self._directory.append([_finite(line | self._revealed(line)) for line in error.lines])
-            if self.method.diagnose is None:
+                self._directory.append(
+                    [_finite(line | self._revealed(line)) for line in error.lines]
+                )
+            if self.method.hooks.diagnose is None:
                 raise
-            raise Diverged(f"{error}: {self._diagnosed(error.client_id)}", error.lines, error.client_id) from error
+            raise Diverged(
+                f"{error}: {self._diagnosed(error.client_id)}", error.lines, error.client_id
+            ) from error
         self._warn_of_diverged(lines)
-        if self.method.chains is not None and self._draws is not None:
-            self._draws.add(self.method.chains.kept(self._state.server))
+        shared = self.method.posterior.shared
+        if isinstance(shared, Chains) and self._draws is not None:
+            self._draws.add(shared.kept(self._state.server))
         seconds = perf_counter() - start
         self._block = _next_length(self._block, seconds)
-        records = [_finite(line | self._revealed(line) | {"seconds": seconds / len(lines)}) for line in lines]
-        if self._is_due(self._plan.evaluate_every, target):
-            self._last = self.evaluate(split=self._plan.split)
-            records[-1] |= _finite({f"{self._plan.split}_{key}": value for key, value in self._last.pooled.items()})
+        records = [
+            _finite(line | self._revealed(line) | {"seconds": seconds / len(lines)})
+            for line in lines
+        ]
+        if self._is_due(self._options.evaluate_every, target):
+            self._last = self.evaluate(split=self._options.split)
+            records[-1] |= _finite(
+                {f"{self._options.split}_{key}": value for key, value in self._last.pooled.items()}
+            )
         self._records += records
         if self._directory is not None:
             self._directory.append(records)
-            late = self._plan.checkpoint_every is None and perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
-            if late or self._is_due(self._plan.checkpoint_every, target):
+            late = (
+                self._options.checkpoint_every is None
+                and perf_counter() - self._saved_at > _CHECKPOINT_SECONDS
+            )
+            if late or self._is_due(self._options.checkpoint_every, target):
                 self._checkpoint(self._directory)
         return records
 
@@ -238,7 +333,7 @@ class Run:
         self._told_of_diverged = True
         client = int(first["diverged_id"])
         name = self.data.name_of(self.data.position_of(client))
-        why = "" if self.method.diagnose is None else f": {self._diagnosed(client)}"
+        why = "" if self.method.hooks.diagnose is None else f": {self._diagnosed(client)}"
         warnings.warn(
             f"round {first['round']}: {first['diverged']} of the clients, {name!r} among them, have numbers that are not finite; "
             f"they are left out until they recover. Make the client's step size smaller, or use a preconditioned kernel{why}",
@@ -249,15 +344,21 @@ class Run:
         """What the method has to say of a client that diverged."""
         position = self.data.position_of(client)
         down = self.method.broadcast(self._state.server)
-        why = self.method.diagnose(down, self.data.shard(position, "train")) if self.method.diagnose is not None else ""
+        why = (
+            self.method.hooks.diagnose(down, self.data.shard(position, "train"))
+            if self.method.hooks.diagnose is not None
+            else ""
+        )
         return f"client {self.data.name_of(position)!r}: {why}"
 
     def _next_stop(self, target: int) -> int:
         # before a draw is overwritten
-        longest = self._block if self._draws is None else min(self._block, self._draws.places)
+        longest = self._block if self._draws is None else min(self._block, self._draws.size)
         stops = [target, self.round + longest]
         stops += [
-            (self.round // every + 1) * every for every in (self._plan.evaluate_every, self._plan.checkpoint_every) if every
+            (self.round // every + 1) * every
+            for every in (self._options.evaluate_every, self._options.checkpoint_every)
+            if every
         ]
         return min(stops)
 
@@ -268,13 +369,17 @@ class Run:
         if self._draws is not None:
             self._draws.save()
         spent = None if self.ledger is None else self.ledger.record(self.round)
-        directory.save(self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)), spent)
+        directory.save(
+            self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)), spent
+        )
         self._engine.checkpointed()
         self._saved_at = perf_counter()
 
-    def _write_clients(self, directory: RunDirectory) -> None:
+    def _write_results(self, directory: RunDirectory) -> None:
+        """The table of clients and the page of the run."""
         if self._last is not None:
             directory.write_clients(self._last.clients)
+        page.write(self, directory.path / "report.html", settings=directory.settings_text())
 
     def _catch_up(self, directory: RunDirectory) -> None:
         """Make the directory's metrics those of this run: after a full disk they may be behind."""
@@ -285,14 +390,6 @@ class Run:
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
-
-
-def begun(run: Run, rounds: int) -> Run:
-    """A run that was just made or restored, after its rounds. Whoever made it holds its directory
-    and has checked its budget.
-    """
-    run._advance_to(rounds)
-    return run
 
 
 def _next_length(block: int, seconds: float) -> int:

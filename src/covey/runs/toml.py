@@ -13,7 +13,9 @@ Tables: TypeAlias = Mapping[str, Mapping[str, Value]]
 def text_of(tables: Tables) -> str:
     """One `[table]` after the other; tables inside a table are written inline."""
     parts = [
-        "\n".join([f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())])
+        "\n".join(
+            [f"[{name}]", *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]
+        )
         for name, table in tables.items()
     ]
     return "\n\n".join(parts) + "\n"
@@ -55,7 +57,11 @@ def _value(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(str(key))} = {_value(part)}" for key, part in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_key(str(key))} = {_value(part)}" for key, part in value.items())
+            + "}"
+        )
     raise TypeError(f"TOML cannot hold {value!r}")
 
 

@@ -1,6 +1,7 @@
 """A predictive distribution against a client's rows, as metrics that merge."""
 
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +10,18 @@ from jaxtyping import Array, Bool, PyTree
 from covey.core import metrics
 from covey.core.metrics import Metric
 from covey.core.shard import Batch, Rows, Shard, batches_of, fold_batches
-from covey.models.predictive import Predictive
+
+
+class Measurable(Protocol):
+    """A predictive distribution, as far as measuring it goes."""
+
+    def measures(self, y: Any, mask: Any) -> dict[str, Metric]:
+        """Metrics of the outcomes y where the mask holds."""
+        ...
 
 
 def measure(
-    predict: Callable[[PyTree], Predictive], data: Shard, *, batch_size: int = 256
+    predict: Callable[[PyTree], Measurable], data: Shard, *, batch_size: int = 256
 ) -> dict[str, Metric]:
     """The measures of `predict(x)` over all rows of a client, in one pass; a client without rows
     has counts of zero.

@@ -54,5 +54,9 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        reason = "the disk is full, or the quota used up; make room and resume" if full else error.strerror or str(error)
+        reason = (
+            "the disk is full, or the quota used up; make room and resume"
+            if full
+            else error.strerror or str(error)
+        )
         raise OSError(error.errno, f"could not write: {reason}", str(path)) from error

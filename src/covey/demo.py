@@ -25,6 +25,7 @@ from rich.table import Table
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.local import local
+from covey.core import atomic_files
 from covey.core.algorithm import Algorithm
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
@@ -33,7 +34,6 @@ from covey.kernels import ornstein_uhlenbeck
 from covey.models import logistic, mixed_logistic
 from covey.report.figures import grouped_bars, intervals
 from covey.report.page import write_page
-from covey.runs import atomic_files
 from covey.runs.launch import run
 
 NEW = "va"
@@ -176,9 +176,9 @@ def find() -> Findings:
     arriving = {
         f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)
     }
-    tables = [fit.posterior.summary(probability=PROBABILITY).droplevel("parameter")]
+    tables = [fit.posterior.clients.summary(probability=PROBABILITY).droplevel("parameter")]
     tables += [
-        fit.posterior.summary(NEW, probability=PROBABILITY, data=some).set_axis([name])
+        fit.posterior.client(NEW, data=some).summary(probability=PROBABILITY).set_axis([name])
         for name, some in arriving.items()
     ]
     names = {

@@ -1,0 +1,167 @@
+"""What a run needs before its first round: shapes and sizes, checked, whatever engine runs it."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from covey.channel.exact import keep_exact
+from covey.channel.identity import identity
+from covey.core import tree
+from covey.core.algorithm import Aggregate, Algorithm, Info, Message, Plan, State
+from covey.core.channel import Channel
+from covey.core.cohort import Sampler, Scheme, full
+from covey.core.faults import Faults
+from covey.core.keys import Stream, key_for, root_key
+from covey.core.node import Node, Sent, first_node, node_round
+from covey.core.shard import Shard, Spec
+from covey.data.federated import FederatedData
+from covey.engines.messages import Answer, message_size
+from covey.engines.record import Sizes
+
+
+class Shapes(NamedTuple):
+    """Shapes that follow from the method and the data: of the server state, broadcast, node,
+    upload, what is sent of it, and infos.
+    """
+
+    server: State
+    down: Message
+    node: Node
+    up: Message
+    sent: Sent
+    client_info: Info
+    server_info: Info
+
+
+class Setup(NamedTuple):
+    """What does not change during a run.
+
+    Attributes:
+        algorithm: The method.
+        channel: What uploads pass through; the method's exact parts pass as they are.
+        sampler: Who takes part in a round.
+        faults: Probabilities of lost, late and repeated messages.
+        root: The key of the run.
+        spec: Shapes and names of the rows, counts of clients and rows, the channel's omega.
+        shapes: Shapes of states and messages.
+        sizes: Sizes of messages.
+    """
+
+    algorithm: Algorithm
+    channel: Channel
+    sampler: Sampler
+    faults: Faults
+    root: Key[Array, ""]
+    spec: Spec
+    shapes: Shapes
+    sizes: Sizes
+
+    def first_server(self) -> State:
+        """The server's state before the first round."""
+        return self.algorithm.init(key_for(self.root, Stream.INIT, 0), self.spec)
+
+
+def setup_of(
+    algorithm: Algorithm,
+    data: FederatedData,
+    *,
+    seed: int,
+    cohort: Scheme | None,
+    channel: Channel | None,
+    faults: Faults | None,
+    rounds: int | None = None,
+) -> Setup:
+    """Put together what a run needs, and let the method check it."""
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(_no_method(algorithm))
+    root, spec, counts = root_key(seed), data.spec, data.counts("train")
+    given = identity() if channel is None else channel
+    upload = shapes_of(algorithm, identity(), root, spec).up
+    if given.omega is None or given.omega(upload) > 0:  # what loses nothing needs no exceptions
+        given = keep_exact(algorithm.exact, given)
+    sampler = (full() if cohort is None else cohort)(counts)
+    plan = Plan(counts, sampler, given, upload, rounds)
+    if algorithm.hooks.validate is not None:
+        algorithm.hooks.validate(plan)
+    spec = spec._replace(omega=plan.omega)
+    shapes = shapes_of(algorithm, given, root, spec)
+    checked = (Faults() if faults is None else faults).checked()
+    return Setup(algorithm, given, sampler, checked, root, spec, shapes, sizes_of(given, shapes))
+
+
+def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
+    """Shapes of states and messages, found without computing anything.
+
+    A client's state and upload must not depend on how many rows it has: a client with one row and
+    one with two are compared.
+    """
+
+    def trace(root, rows):
+        data = Shard(rows, jnp.int32(0), jnp.int32(1), jax.tree.leaves(rows)[0].shape[0])
+        server = algorithm.init(root, spec)
+        down = algorithm.broadcast(server)
+        node = first_node(algorithm, channel, root, 0, down, data)
+        sent, new, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
+        up = channel.decode(sent.payload)
+        _, server_info = algorithm.server(root, server, Aggregate(up, up, *(jnp.ones(()),) * 2))
+        return Shapes(server, down, node, up, sent, info, server_info), new
+
+    def with_rows(count):
+        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((count, *s.shape), s.dtype), spec.rows)
+        return jax.eval_shape(trace, root, rows)
+
+    (shapes, new), (larger, _) = with_rows(1), with_rows(2)
+    for what, one, other in (
+        ("state of a client", shapes.node.state, larger.node.state),
+        ("state of a client", shapes.node.state, new.state),
+        ("upload", shapes.up, larger.up),
+    ):
+        _need_same_shapes(algorithm.name, what, one, other)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.up):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(
+                f"{algorithm.name} uploads {_path(path)} as {leaf.dtype}; uploads are summed with "
+                "weights and must be floats: convert it with .astype(float)"
+            )
+    return shapes
+
+
+def _need_same_shapes(name: str, what: str, one: PyTree, other: PyTree) -> None:
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        raise ValueError(
+            f"{name}: the {what} changes its structure, from {jax.tree.structure(one)} to "
+            f"{jax.tree.structure(other)}; it must be the same in every round and for any rows"
+        )
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise ValueError(
+                f"{name}: {_path(path)} of the {what} is {a.dtype}{list(a.shape)} once and "
+                f"{b.dtype}{list(b.shape)} once; its shape must not depend on the client's rows or "
+                "on the round"
+            )
+
+
+def _path(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "its only array"
+
+
+def _no_method(given: object) -> str:
+    if callable(given):
+        called = getattr(given, "__name__", "method")
+        return f"{called} is a factory of methods: call it with a model, e.g. {called}(model, ...)"
+    return f"a method such as covey.fedavg(model) is needed, got {type(given).__name__}"
+
+
+def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
+    """Sizes of a broadcast and of an upload: bits of the values, and bytes of whole messages."""
+    up = Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
+    return Sizes(
+        down=tree.bits(shapes.down),
+        up=channel.bits(shapes.sent.payload) + tree.bits(shapes.sent.weight),
+        down_message=message_size(shapes.down),
+        up_message=message_size(up),
+    )
