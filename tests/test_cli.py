@@ -74,7 +74,13 @@ def write_config(folder: Path, rounds: int) -> Path:
 
 def start(*arguments: object) -> subprocess.Popen:
     command = [sys.executable, "-m", "covey.cli", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear_ctrl_c)
+
+
+def hear_ctrl_c() -> None:
+    """A suite that runs in the background ignores Ctrl-C, and its children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -98,7 +104,7 @@ def lines(run: Path) -> list[dict]:
 
 
 def final_state(run: Path) -> bytes:
-    found = checkpoint.newest(run / "checkpoints")
+    found = checkpoint.newest(run / "checkpoints", at_most=10**9)
     assert found is not None
     return found.body
 
@@ -112,8 +118,8 @@ def call(*arguments: object) -> tuple[int, str]:
 
 
 def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
-    """kill -9 at a random moment, resume, Ctrl-C, resume: the metrics and the final state of a run
-    left alone.
+    """kill -9 at a random moment, resume, Ctrl-C, resume, SIGTERM, resume: the metrics and the
+    final state of a run left alone.
     """
     rounds, moments = 1500, random.Random(0)
     config, run = write_config(tmp_path, rounds), tmp_path / "run"
@@ -137,6 +143,14 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
     stopped = max(checkpoint.rounds(run / "checkpoints"))
     assert len(lines(run)) == stopped  # the checkpoint is of the last round that was run
     assert reached < stopped < rounds
+
+    process = start("run", config, "--resume", "--out", run)
+    wait_for_round(process, run, stopped + 100)
+    process.terminate()
+    code, _, err = finish(process)
+    assert code == 130, err
+    assert "to continue: covey run" in err
+    assert stopped < max(checkpoint.rounds(run / "checkpoints")) < rounds
 
     code, out, err = finish(
         start("run", run / "config.toml", "--resume", "--out", run)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from covey import kernels as kernels
     from covey import models as models
     from covey import privacy as privacy
+    from covey import testing as testing
     from covey import topology as topology
     from covey.algorithms.apfl import apfl as apfl
     from covey.algorithms.clustered import clustered as clustered
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
     from covey.config.model_selection import choose_components as choose_components
     from covey.core import cohort as cohort
+    from covey.core.algorithm import Algorithm as Algorithm
     from covey.core.faults import Faults as Faults
     from covey.data.federated import FederatedData as FederatedData
     from covey.datasets.loaders import load as load
@@ -53,6 +55,7 @@ _PLACES = {
     "kernels": "covey.kernels",
     "models": "covey.models",
     "privacy": "covey.privacy",
+    "testing": "covey.testing",
     "topology": "covey.topology",
     "em": "covey.algorithms.em:em",
     "apfl": "covey.algorithms.apfl:apfl",
@@ -72,6 +75,7 @@ _PLACES = {
     "clustered": "covey.algorithms.clustered:clustered",
     "pfedme": "covey.algorithms.pfedme:pfedme",
     "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
+    "Algorithm": "covey.core.algorithm:Algorithm",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",

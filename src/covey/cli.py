@@ -142,10 +142,12 @@ def run_command(
             if (directory / "config.toml").exists():
                 place = shlex.quote(str(directory))
                 command = f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out {place}"
-                _errors.print(Text(f"to go on: {command}"), soft_wrap=True)
+                _errors.print(Text(f"to continue: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
+        took_part, clients = done.participants, done.data.clients
+        of = f"{clients}" if took_part == clients else f"{took_part} of {clients}"
         _console.print(
-            f"{done.name}: {done.round} rounds of {done.method.name} on {done.data.clients} clients",
+            f"{done.name}: {done.round} rounds of {done.method.name} on {of} clients",
             highlight=False,
         )
         if done.data.counts(done.split).any():

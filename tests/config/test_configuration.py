@@ -150,7 +150,7 @@ def test_all_mistakes_are_told_at_once():
 
 
 def test_a_correct_configuration_builds_what_it_says(config):
-    text = config.read_text() + "\n[channel]\nname = 'half'\n[faults]\ndropout = 0.25\n"
+    text = config.read_text() + "\n[channel]\nname = 'bfloat16'\n[faults]\ndropout = 0.25\n"
     config.write_text(text)
     read = configuration.read(config)
     parts = configuration.build(read)
@@ -289,7 +289,7 @@ def test_the_seed_can_be_given_from_outside(config):
 def test_a_file_that_is_not_toml_is_named(tmp_path):
     path = tmp_path / "broken.toml"
     path.write_text("[data\nname = 3")
-    with pytest.raises(ConfigurationError, match=r"broken\.toml is not TOML.*line 1"):
+    with pytest.raises(ValueError, match=r"broken\.toml is not valid TOML.*line 1"):
         configuration.read(path)
 
 
@@ -413,3 +413,56 @@ def test_posterior_averaging_and_clusters_from_plain_values():
     assert found[-1].options["method"]["components"] == "auto"
     with pytest.raises(ConfigurationError, match=r"method.rho: .*got 'oass'"):
         configuration.checked(tables(method={"name": "fedpa", "rho": "oass"}))
+
+
+OWN = """
+import covey
+
+def mine(model: covey.models.Model, *, batch_size: int = 4) -> covey.Algorithm:
+    return covey.mb_sgd(model, batch_size=batch_size)._replace(name="mine")
+"""
+
+
+def test_a_method_of_a_users_own_file_runs_and_resumes_from_anywhere(config, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    text = config.read_text()
+    start, end = text.index("[method]"), text.index("[cohort]")
+    own = '[method]\nname = "own.py:mine"\nbatch_size = 8\n\n'
+    config.write_text(text[:start] + own + text[end:])
+    monkeypatch.chdir(tmp_path)
+    settings = configuration.read(config, overrides=["run.rounds=4", "run.evaluate_every=none"])
+    out = tmp_path / "run"
+    done = configuration.execute(settings, configuration.build(settings), out=out, progress=False)
+    assert (done.method.name, done.round) == ("mine", 4)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    again, _ = configuration.reopen(out)
+    assert (again.method.name, again.round) == ("mine", 4)
+
+    (tmp_path / "own.py").write_text(OWN + "# changed\n")
+    with pytest.raises(ValueError, match=r"environment.method_digest was"):
+        configuration.reopen(out)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("absent.py:mine", "method.name: .*absent.py does not exist"),
+        ("own.py:other", "has no function 'other'; it has mine"),
+        ("broken.py:mine", "broken.py cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_files_that_are_no_methods_are_named(config, tmp_path, monkeypatch, name, told):
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=told):
+        configuration.read(config, overrides=[f'method.name="{name}"'])
+
+
+@pytest.mark.parametrize("rate", [-0.1, 0.0, 1e30])
+def test_a_learning_rate_that_cannot_learn_is_refused(config, rate):
+    steep = f"method.client_optimizer={{name = 'sgd', learning_rate = {rate}}}"
+    with pytest.raises(ConfigurationError, match=r"learning_rate: must be above 0 and at most"):
+        configuration.read(config, overrides=[steep])

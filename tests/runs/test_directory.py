@@ -65,7 +65,7 @@ def test_toml_reads_back_what_was_written(table):
 def test_newest_two_checkpoints_are_kept(tmp_path):
     started(tmp_path / "run", rounds=5)
     assert checkpoint.rounds(tmp_path / "run" / "checkpoints") == [4, 5]
-    found = checkpoint.newest(tmp_path / "run" / "checkpoints")
+    found = checkpoint.newest(tmp_path / "run" / "checkpoints", at_most=100)
     assert found is not None
     assert (found.header.round, found.header.method, found.body) == (5, "fedavg", bytes([5]) * 100)
 
@@ -135,6 +135,20 @@ def test_metrics_that_lack_rounds_are_an_error(tmp_path):
         pytest.raises(ValueError, match="1 whole lines but the checkpoint is of round 5"),
     ):
         directory.cut_metrics(5)
+
+
+def test_metrics_cut_in_the_middle_lead_back_to_a_checkpoint_that_fits(tmp_path):
+    """Checkpoints of rounds 4 and 5, and metrics of which the fifth line was torn."""
+    directory = started(tmp_path / "run", rounds=5)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-4])
+    with (
+        directory.held(),
+        pytest.warns(UserWarning, match=r"is of round 5, but only 4 rounds have whole metrics"),
+    ):
+        found = directory.resume(SETTINGS)
+    assert found is not None
+    assert found.header.round == 4
 
 
 def full_disk(*_: object) -> None:

@@ -2,6 +2,9 @@
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -98,10 +101,11 @@ def test_unseen_clients_are_adapted(method, data):
         done.predict(x, client="site4")
 
 
-def test_a_method_without_draws_has_no_posterior(whole):
-    assert not hasattr(whole, "posterior")
-    with pytest.raises(AttributeError, match="fedavg has no posterior draws"):
-        _ = whole.posterior
+def test_a_method_without_a_posterior_says_so(whole):
+    with pytest.raises(ValueError, match=r"fedavg has no posterior of the shared.*run\.predict"):
+        _ = whole.posterior.shared
+    with pytest.raises(ValueError, match="fedavg has no posterior of a client's own"):
+        whole.posterior.client("site1")
 
 
 @pytest.mark.parametrize(
@@ -280,10 +284,20 @@ def test_a_full_disk_stops_the_run_and_the_run_goes_on_later(
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 12
 
 
-def test_ctrl_c_is_heard_between_rounds(method, data, whole, tmp_path, monkeypatch):
+@pytest.fixture
+def _hearing():
+    """Ctrl-C as in the foreground, however the suite was started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_hearing")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_heard_between_rounds(number, method, data, whole, tmp_path, monkeypatch):
     def stop_at_four(before, seconds):
         if threading.current_thread() is threading.main_thread():
-            os.kill(os.getpid(), 2)
+            os.kill(os.getpid(), number)
         return 4
 
     with monkeypatch.context() as patch:
@@ -295,6 +309,7 @@ def test_ctrl_c_is_heard_between_rounds(method, data, whole, tmp_path, monkeypat
     assert_same(whole, run(method, data, **knobs(), out=tmp_path / "run", resume=True))
 
 
+@pytest.mark.usefixtures("_hearing")
 def test_a_second_ctrl_c_stops_at_once(capsys):
     with StopRequest() as stop:
         assert not stop.asked
@@ -368,7 +383,7 @@ def test_a_client_that_diverges_is_named_once():
     method = fedavg(linear(), client_optimizer=optax.sgd(0.1), batch_size=None, steps=30)
     with pytest.warns(
         UserWarning,
-        match="round 1: 1 of the clients, 'wild' among them, have numbers that are not finite",
+        match=r"round 1: 1 of the clients .* not finite .*; client 'wild' .* step size smaller",
     ) as told:
         done = run(method, data, rounds=6, seed=0)
     assert len(told) == 1
@@ -378,7 +393,9 @@ def test_a_client_that_diverges_is_named_once():
 
 def test_the_rounds_before_a_divergence_are_kept(tmp_path):
     too_fast = fedavg(linear(), client_optimizer=optax.sgd(2.0), batch_size=None)
-    with pytest.raises(Diverged, match=r"round (\d+): all 5 uploads") as told:
+    with pytest.raises(
+        Diverged, match=r"round (\d+): none of the 5 uploads was finite; client"
+    ) as told:
         run(
             too_fast,
             linear_gaussian().data,
@@ -390,6 +407,60 @@ def test_the_rounds_before_a_divergence_are_kept(tmp_path):
     lines = pd.read_json(tmp_path / "run" / "metrics.jsonl", lines=True)
     assert lines["round"].tolist() == list(range(1, int(str(told.value).split()[1][:-1])))
     assert lines["train_loss"].max() > 1e10 * lines["train_loss"].iloc[0]
+
+
+def test_a_fit_that_ends_worse_than_it_began_is_told():
+    x = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    data = FederatedData.from_clients({"a": (x, x[:, 0]), "b": (x, x[:, 1])})
+    steep = fedavg(linear(), client_optimizer=optax.sgd(3.0), batch_size=None, steps=1)
+    with pytest.warns(UserWarning, match=r"the training loss rose from .* to .* step size smaller"):
+        run(steep, data, rounds=12, seed=0, progress=False)
+
+
+def test_missing_values_are_named_where_a_model_cannot_use_them():
+    x = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32)
+    hole = x.copy()
+    hole[3, 1] = np.nan
+    data = FederatedData.from_clients(
+        {"whole": (x, x[:, 0]), "holed": (hole, x[:, 0])},
+        features=("age", "dose"),
+        allow_missing=True,
+    )
+    with pytest.warns(UserWarning, match=r"client 'holed' has 1 missing value \(columns dose\)"):
+        done = run(fedavg(linear()), data, rounds=2, seed=0, progress=False)
+    assert done.participants == 1
+
+
+MISTAKES = """
+import covey
+data = covey.load("heart_disease")
+method = covey.fedavg(covey.models.logistic())
+for mistake in (
+    lambda: covey.run(method, data, rounds=1, seed=0, engine="lop"),
+    lambda: covey.run(covey.fedavg, data, rounds=1, seed=0),
+    lambda: covey.run(covey.models.logistic(), data, rounds=1, seed=0),
+):
+    try:
+        mistake()
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+
+
+def test_mistakes_in_python_are_told_in_words():
+    """In a process of its own: here types are checked at every call, and users have no such thing."""
+    done = subprocess.run(
+        [sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True
+    )
+    engine, factory, model = done.stdout.splitlines()
+    assert engine.endswith("got 'lop'; did you mean 'loop'?")
+    assert factory.startswith("fedavg is a factory of methods: call it with a model")
+    assert model == "a method such as covey.fedavg(model) is needed, got Model"
+
+
+def test_a_run_from_python_has_a_report(method, data, tmp_path):
+    run(method, data, rounds=2, seed=0, out=tmp_path / "run", evaluate_every=1, progress=False)
+    assert "Configuration" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_method_that_draws_has_a_posterior(data):

@@ -13,15 +13,15 @@ from covey.runs.launch import run
 BUDGET = Budget(delta=1e-4, epsilon=1.0)
 
 
-def mechanism(counts, sampler, step_size: float = 1e-5) -> Mechanism:
-    scheme, size = participation(sampler)
+def mechanism(plan, step_size: float = 1e-5) -> Mechanism:
+    scheme, size = participation(plan.sampler)
     return Mechanism(
         step_size=step_size,
         temperature=1.0,
         correlation=0.0,
         clip=0.5,
         local_steps=2,
-        rows=tuple(counts.tolist()),
+        rows=tuple(plan.counts.tolist()),
         scheme=scheme,
         cohort_size=size,
     )
@@ -30,7 +30,7 @@ def mechanism(counts, sampler, step_size: float = 1e-5) -> Mechanism:
 @pytest.fixture(scope="module")
 def private(method):
     """Not private at all: it says that it is, and a run must believe it."""
-    return method._replace(mechanism=mechanism)
+    return method._replace(privacy=mechanism)
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def test_a_resumed_run_goes_on_counting(done, private, data):
     assert more.metrics["epsilon_rdp"].iloc[-1] == rdp(more.ledger.mechanism, rounds=8, delta=1e-4)
     assert more.metrics["epsilon_rdp"].is_monotonic_increasing
 
-    def changed(counts, sampler):
-        return mechanism(counts, sampler, step_size=1.1e-5)
+    def changed(plan):
+        return mechanism(plan, step_size=1.1e-5)
 
     with pytest.raises(ValueError, match="the checkpoint of round 8 says rdp="):
         run(
-            private._replace(mechanism=changed),
+            private._replace(privacy=changed),
             data,
             rounds=9,
             seed=3,
@@ -125,13 +125,11 @@ def test_a_run_does_not_begin_what_it_cannot_afford(private, data, tmp_path):
 
 
 def test_a_step_outside_of_the_theorem_is_named_before_anything_runs(private, data):
-    def bold(counts, sampler):
-        return mechanism(counts, sampler, step_size=1.0)
+    def bold(plan):
+        return mechanism(plan, step_size=1.0)
 
     with pytest.raises(ValueError, match="must not exceed"):
-        run(
-            private._replace(mechanism=bold), data, rounds=2, seed=3, privacy=BUDGET, progress=False
-        )
+        run(private._replace(privacy=bold), data, rounds=2, seed=3, privacy=BUDGET, progress=False)
 
 
 def test_a_method_that_protects_nothing_has_no_budget(method, data):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from covey.channel import masked
+from covey.config import user_code
 from covey.config.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
 from covey.config.options import Factory, Option, check, options_of, unknown
 from covey.core.algorithm import Algorithm
@@ -38,6 +39,7 @@ _CHOICES: dict[
     "channel": (CHANNELS, "identity"),
     "topology": (TOPOLOGIES, "complete"),
 }
+_KNOWN = (*_CHOICES, "faults", "privacy", "run")
 _RECORD = (
     "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
 )
@@ -132,10 +134,7 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
     Raises:
         ConfigurationError: with a line for each mistake.
     """
-    try:
-        tables = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    tables = toml.read(path)
     for override in overrides:
         _set(tables, override)
     if seed is not None:
@@ -149,12 +148,45 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
 
 
 def checked(tables: Mapping[str, toml.Value]) -> Configuration:
-    """Check the tables of a configuration against the factories they name."""
-    known = (*_CHOICES, "faults", "privacy", "run")
+    """Check the tables of a configuration against the factories that they name.
+
+    Raises:
+        ConfigurationError: With a line for each mistake.
+    """
+    given, errors = _tables(tables)
+    factories, names, more = _factories(given, set(tables))
+    errors += more
+    configuration = Configuration(factories, {}, {})
+    for table, factory in factories.items():
+        options = {
+            key: value
+            for key, value in given.get(table, {}).items()
+            if key != "name" or table == "run"
+        }
+        found = check(table, _options(table, factory), options)
+        errors += found.errors
+        configuration.options[table] = found.values
+        chosen = {"name": names[table]} if table in names else {}
+        configuration.tables[table] = chosen | found.table
+    errors += _misfit(factories)
+    if errors:
+        raise ConfigurationError("\n".join(errors))
+    digests: dict[str, toml.Value] = {
+        f"{table}_digest": user_code.digest(user_code.path_of(name))
+        for table, name in names.items()
+        if user_code.is_user_code(name)
+    }
+    if digests:
+        configuration.tables[_RECORD] = digests
+    return configuration
+
+
+def _tables(tables: Mapping[str, toml.Value]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The tables that are known, and a line for each that is not, or is no table."""
     errors = [
-        unknown(f"[{name}]", name, known, "table")
+        unknown(f"[{name}]", name, _KNOWN, "table")
         for name in tables
-        if name not in (*known, _RECORD)
+        if name not in (*_KNOWN, _RECORD)
     ]
     errors += [
         f"{name}: a table is needed, got {table!r}"
@@ -162,49 +194,51 @@ def checked(tables: Mapping[str, toml.Value]) -> Configuration:
         if not isinstance(table, Mapping)
     ]
     given = {name: dict(table) for name, table in tables.items() if isinstance(table, Mapping)}
-    without_server = given.get("run", {}).get("engine") == "peers"
-    if "topology" in given and not without_server:
+    if "topology" in given and not _has_peers(given):
         errors.append(
             'topology: is for peers without a server; set run.engine = "peers", or leave it out'
         )
+    return given, errors
 
-    factories: dict[str, Factory] = {"faults": Faults, "run": run} | (
-        {"privacy": Budget} if "privacy" in given else {}
-    )
-    for place, (named, default) in _CHOICES.items():
-        if place in tables and place not in given:
-            continue  # not a table, as was said above
-        if place == "topology" and not without_server:
-            continue
-        name = given.setdefault(place, {}).get("name", default)
-        if isinstance(name, str) and name in named:
-            factories[place] = named[name]
-        elif isinstance(name, str):
-            errors.append(unknown(f"{place}.name", name, named, place))
-        else:
-            errors.append(
-                f"{place}.name: needs one of {', '.join(named)}"
-                + ("" if name is None else f", got {name!r}")
-            )
 
-    configuration = Configuration(factories, {}, {})
-    for place in known:
-        if place not in factories:
+def _factories(
+    given: dict[str, dict[str, Any]], mentioned: set[str]
+) -> tuple[dict[str, Factory], dict[str, str], list[str]]:
+    """By table, the factory that it names, and the name; a line for each name that is unknown."""
+    factories: dict[str, Factory] = {}
+    names: dict[str, str] = {}
+    errors: list[str] = []
+    for table, (known, default) in _CHOICES.items():
+        if table in mentioned and table not in given:
+            continue  # not a table, which is an error already
+        if table == "topology" and not _has_peers(given):
             continue
-        table = {
-            key: value
-            for key, value in given.get(place, {}).items()
-            if key != "name" or place == "run"
-        }
-        found = check(place, _options(place, factories[place]), table)
-        errors += found.errors
-        configuration.options[place] = found.values
-        chosen = {"name": given[place].get("name", _CHOICES[place][1])} if place in _CHOICES else {}
-        configuration.tables[place] = chosen | found.table
-    errors += _misfit(factories)
-    if errors:
-        raise ConfigurationError("\n".join(errors))
-    return configuration
+        name = given.setdefault(table, {}).get("name", default)
+        try:
+            factories[table], names[table] = _named(table, name, known)
+        except ValueError as error:
+            errors.append(str(error))
+    factories |= {"faults": Faults} | ({"privacy": Budget} if "privacy" in given else {})
+    return factories | {"run": run}, names, errors
+
+
+def _named(table: str, name: object, known: Mapping[str, Factory]) -> tuple[Factory, str]:
+    """The factory of a name: of the catalogue, or of a user's file."""
+    if not isinstance(name, str):
+        got = "" if name is None else f", got {name!r}"
+        raise ConfigurationError(f"{table}.name: needs one of {', '.join(known)}{got}")
+    if user_code.is_user_code(name):
+        try:
+            return user_code.load(name)
+        except ValueError as error:
+            raise ConfigurationError(f"{table}.name: {error}") from error
+    if name not in known:
+        raise ConfigurationError(unknown(f"{table}.name", name, known, table))
+    return known[name], name
+
+
+def _has_peers(given: Mapping[str, Mapping[str, Any]]) -> bool:
+    return given.get("run", {}).get("engine") == "peers"
 
 
 def build(configuration: Configuration) -> Parts:
@@ -218,9 +252,8 @@ def build(configuration: Configuration) -> Parts:
         raise ConfigurationError(
             "data.hold_out: the clients held out have no test rows to be judged on; set data.test, e.g. 0.2"
         )
-    model = factories["model"](**options["model"])
     return Parts(
-        method=factories["method"](model, **options["method"]),
+        method=method_of(configuration),
         data=data,
         unseen=unseen,
         cohort=factories["cohort"](**options["cohort"]),
@@ -229,6 +262,21 @@ def build(configuration: Configuration) -> Parts:
         topology=factories["topology"](**options["topology"]) if "topology" in factories else None,
         privacy=Budget(**options["privacy"]) if "privacy" in factories else None,
     )
+
+
+def method_of(configuration: Configuration) -> Algorithm:
+    """The method that a configuration describes, with its model."""
+    factories, options = configuration.factories, configuration.options
+    factory = factories["method"]
+    model = factories["model"](**options["model"])
+    takes_model = "model" in inspect.signature(factory).parameters
+    made = factory(*([model] if takes_model else []), **options["method"])
+    if not isinstance(made, Algorithm):
+        raise ConfigurationError(
+            f"method.name: {factory.__name__} returned {type(made).__name__}; a method returns a "
+            "covey.Algorithm"
+        )
+    return made
 
 
 def execute(
@@ -266,7 +314,7 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     path = directory / "config.toml"
     if not path.exists():
         raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
-    tables = tomllib.loads(path.read_text("utf-8"))
+    tables = toml.read(path)
     if "data" not in tables:
         raise ConfigurationError(
             f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again"
@@ -294,18 +342,25 @@ def _misfit(factories: Mapping[str, Factory]) -> list[str]:
     """A line where the method cannot use the kind of model that is made for it."""
     if "method" not in factories or "model" not in factories:
         return []
-    needed = inspect.signature(factories["method"], eval_str=True).parameters["model"].annotation
-    if inspect.signature(factories["model"], eval_str=True).return_annotation is needed:
+    needed = _annotation(factories["method"], "model")
+    made = _annotation(factories["model"], "return")
+    if needed is None or made is None or made is needed:
         return []
-    fitting = [
-        name
-        for name, make in MODELS.items()
-        if inspect.signature(make, eval_str=True).return_annotation is needed
-    ]
+    fitting = [name for name, make in MODELS.items() if _annotation(make, "return") is needed]
     method, model = factories["method"].__name__, factories["model"].__name__
     return [
         f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"
     ]
+
+
+def _annotation(factory: Factory, name: str) -> object | None:
+    """The type of a factory's argument, or of what it returns; None where it has none."""
+    signature = inspect.signature(factory, eval_str=True)
+    if name == "return":
+        found = signature.return_annotation
+    else:
+        found = signature.parameters[name].annotation if name in signature.parameters else None
+    return None if found is inspect.Signature.empty else found
 
 
 def _set(tables: dict[str, Any], override: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.config.configuration import Configuration, ConfigurationError, build, execute
+from covey.config.configuration import Configuration, ConfigurationError, build, execute, method_of
 from covey.runs.run import Run
 
 CANDIDATES = (1, 2, 3, 4)
@@ -61,10 +61,7 @@ def decided(
             f"{components} component{'s' if components > 1 else ''}, to see how well they predict"
         )
         one = _with(settings, components)
-        method = one.factories["method"](
-            one.factories["model"](**one.options["model"]), **one.options["method"]
-        )
-        return execute(one, parts._replace(method=method), out=None, progress=False)
+        return execute(one, parts._replace(method=method_of(one)), out=None, progress=False)
 
     choice = choose_components(
         fit, [number for number in CANDIDATES if number <= parts.data.clients]

@@ -21,6 +21,7 @@ from covey.runs import toml
 
 Factory: TypeAlias = Callable[..., Any]  # what it makes depends on the table that names it
 
+_LARGEST_RATE = 1e4  # of an optimiser; nothing learns beyond
 NOTHING = "none"  # how a table says None: TOML has no null
 
 OPTIMIZERS: dict[str, Factory] = {
@@ -133,6 +134,11 @@ def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
         return None, [f"{where}: {name} needs more than its name; write a table such as {example}"]
     if checked.errors:
         return None, checked.errors
+    rate = checked.values.get("learning_rate")
+    if isinstance(rate, int | float) and not 0 < rate <= _LARGEST_RATE:
+        return None, [
+            f"{where}.learning_rate: must be above 0 and at most {_LARGEST_RATE:g}, got {rate:g}"
+        ]
     try:
         return factories[name](**checked.values), []
     except ValueError as error:  # what a factory says of its options
@@ -155,6 +161,9 @@ def _value(
         # As JSON, strict: an array may fill a tuple and a string a path, but "3" is not a number
         # and true is not 1.
         value = adapter.validate_json(json.dumps(given, default=str))
+        if isinstance(value, Path):  # a run may be opened again from another folder
+            value = value.expanduser().resolve()
+            return value, str(value), []
         return value, _recorded(value) if toml.holds(value) else given, []
     except ValidationError as error:
         reasons = dict.fromkeys(_reason(detail["msg"]) for detail in error.errors())

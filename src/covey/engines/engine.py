@@ -63,6 +63,10 @@ class Engine(Protocol):
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
         ...
 
+    def seen(self, state: Position) -> np.ndarray:
+        """Which clients have taken part so far."""
+        ...
+
     def query(self, statistic: Statistic, index: int = 0) -> PyTree:
         """The sum over all clients of a statistic of their training rows.
 
@@ -139,6 +143,10 @@ class Vectorised:
         rows, seen = self._known(state, data)
         take, down = self._taker(state), self._down(state)
         return self.evaluator.draws(rows, state.round, down, take, seen, clients, count, chains)
+
+    def seen(self, state: Position) -> np.ndarray:
+        """Which clients have taken part so far."""
+        return np.asarray(state.seen)
 
     def checkpointed(self) -> None:
         """To be called once the newest snapshot is safely on disk."""

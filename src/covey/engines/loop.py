@@ -138,6 +138,10 @@ class Loop:
             *jax.device_get(each),
         )
 
+    def seen(self, state: LoopState) -> np.ndarray:
+        """Which clients have taken part so far."""
+        return np.array([site.node is not None for site in self._settled(None)])
+
     def query(self, statistic: Statistic, index: int = 0) -> PyTree:
         """The sum over all clients of a statistic of their training rows."""
         engine = Loop(query_method(statistic, index), self.data, seed=self.seed)

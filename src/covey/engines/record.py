@@ -76,8 +76,7 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
     number = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
     if number["diverged"] and not number["clients"]:
         raise Diverged(
-            f"round {round_}: all {number['diverged']} uploads had numbers that are not finite (client {number['diverged_id']} "
-            "among them); make the client's step size smaller, or check the scale of the features",
+            f"round {round_}: none of the {number['diverged']} uploads was finite",
             client_id=number["diverged_id"],
         )
     sent_down = number["contacted"] + number["repeated"]

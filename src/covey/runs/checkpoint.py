@@ -57,25 +57,39 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         _path(folder, old).unlink(missing_ok=True)
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole, with a warning for each that is not; None where there is
-    none at all.
+def newest(folder: Path, *, at_most: int) -> Checkpoint | None:
+    """The newest checkpoint that is whole, with a warning for each that cannot be used.
+
+    Args:
+        folder: Where checkpoints are.
+        at_most: The last round whose metrics are on disk; later checkpoints do not fit them.
+
+    Returns:
+        None where there is no checkpoint; then a run starts again at round 0.
     """
     damaged: list[str] = []
-    for number in reversed(rounds(folder)):
-        path = _path(folder, number)
+    found: Checkpoint | None = None
+    for round_ in reversed(rounds(folder)):
+        path = _path(folder, round_)
+        if round_ > at_most:
+            warnings.warn(
+                f"{path} is of round {round_}, but only {at_most} rounds have whole metrics; the "
+                "run goes back to an earlier checkpoint",
+                stacklevel=2,
+            )
+            continue
         try:
             found = load(path)
+            break
         except DamagedError as error:
             damaged.append(str(error))
             warnings.warn(f"{error}; the checkpoint before it is used instead", stacklevel=2)
-            continue
-        return found
-    if damaged:
+    if found is None and damaged:
         raise ValueError(
-            f"no checkpoint in {folder} can be read: {'; '.join(damaged)}. Start again in another directory."
+            f"no checkpoint in {folder} can be read: {'; '.join(damaged)}. "
+            "Start again in another directory."
         )
-    return None
+    return found
 
 
 def load(path: Path) -> Checkpoint:

@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import json
 import os
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,9 +105,9 @@ class RunDirectory:
             warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
             self._write_settings(settings)
             return None
-        self._compare(tomllib.loads(self._config.read_text("utf-8")), settings)
+        self._compare(toml.read(self._config), settings)
         self._write_settings(settings)
-        found = checkpoint.newest(self._checkpoints)
+        found = checkpoint.newest(self._checkpoints, at_most=self._whole_lines())
         if found is not None and found.header.digest != self._digest:
             raise ValueError(
                 f"the checkpoints in {self.path} are of another configuration than its config.toml"
@@ -155,28 +154,32 @@ class RunDirectory:
             file.write(lines.encode())
 
     def cut_metrics(self, rounds: int) -> list[Record]:
-        """The first `rounds` lines of `metrics.jsonl`; the others, and a last line that was torn,
-        are cut off the file.
-        """
+        """The first `rounds` rows of `metrics.jsonl`; what comes after is cut off the file."""
         kept: list[Record] = []
         if not self._metrics.exists():
             self._metrics.touch()
         with atomic_files.explained(self._metrics), self._metrics.open("r+b") as file:
             end = 0
-            for line in file:
-                record = _read(line)
-                if record is None or len(kept) == rounds:
+            for line, record in _rows(file):
+                if len(kept) == rounds:
                     break
                 kept.append(record)
                 end += len(line)
             if len(kept) < rounds:
                 raise ValueError(
-                    f"{self._metrics} has {len(kept)} whole lines but the checkpoint is of round {rounds}: "
-                    "put the file back, or start again in another directory"
+                    f"{self._metrics} has {len(kept)} whole lines but the checkpoint is of round "
+                    f"{rounds}: put the file back, or start again in another directory"
                 )
             file.truncate(end)
             atomic_files.sync(file)
         return kept
+
+    def _whole_lines(self) -> int:
+        """Rows of `metrics.jsonl` before the first that is damaged."""
+        if not self._metrics.exists():
+            return 0
+        with self._metrics.open("rb") as file:
+            return sum(1 for _ in _rows(file))
 
     def write_clients(self, clients: "pd.DataFrame") -> None:
         """Replace `clients.parquet`."""
@@ -220,7 +223,7 @@ class RunDirectory:
         changed = [
             f"{key} {old_versions[key]} -> {value}"
             for key, value in new_versions.items()
-            if key in old_versions and old_versions[key] != value and key != "data_digest"
+            if key in old_versions and old_versions[key] != value and not key.endswith("_digest")
         ]
         if changed:
             warnings.warn(
@@ -234,13 +237,21 @@ def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
     return {
         key: value
         for key, value in toml.flat(settings).items()
-        if key not in _FREE
-        and (not key.startswith("environment.") or key == "environment.data_digest")
+        if key not in _FREE and (not key.startswith("environment.") or key.endswith("_digest"))
     }
 
 
 def _digest(settings: Mapping[str, toml.Value]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _rows(file: BinaryIO) -> Iterator[tuple[bytes, Record]]:
+    """Lines with their records, up to the first line that was torn."""
+    for line in file:
+        record = _read(line)
+        if record is None:
+            return
+        yield line, record
 
 
 def _read(line: bytes) -> Record | None:

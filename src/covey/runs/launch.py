@@ -136,7 +136,8 @@ def run(
     if privacy is not None:
         tables["privacy"] = privacy.table()
     tables["run"] = _recorded(rounds, seed, engine, chunk, storage, name, options)
-    tables["environment"] = versions() | {"data_digest": data_digest(data)}
+    own = dict(tables.get("environment", {}))
+    tables["environment"] = own | versions() | {"data_digest": data_digest(data)}
     begin = Run.resume if resume else Run.start
     return begin(*parts, rounds=rounds, directory=directory, tables=tables)
 

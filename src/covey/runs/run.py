@@ -15,11 +15,13 @@ from itertools import count
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 import pandas as pd
 from jaxtyping import PyTree
 
 from covey.core import wire
-from covey.core.algorithm import Approximation, Chains, State, Statistic
+from covey.core.algorithm import Approximation, Chains, Message, State, Statistic
 from covey.core.keys import Stream, key_for
 from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine, Position
@@ -36,6 +38,7 @@ from covey.runs.interrupt import StopRequest
 from covey.runs.progress import Display
 
 _BLOCK_SECONDS = 0.5
+_FEWEST_LOSSES = 5  # rounds; before, a loss says little
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds is not given
 
 
@@ -272,11 +275,12 @@ class Run:
                 if self._directory.newest_round() != self.round:
                     self._checkpoint(self._directory)
                 self._write_results(self._directory)
+        self._warn_of_a_rise()
         if self.round < target:
             kept = (
                 "not saved"
                 if self._directory is None
-                else f"saved in {self._directory.path}; resume=True goes on from there"
+                else f"saved in {self._directory.path}; resume=True continues from there"
             )
             raise KeyboardInterrupt(f"stopped after round {self.round} of {target}: {kept}")
 
@@ -290,11 +294,8 @@ class Run:
                 self._directory.append(
                     [_finite(line | self._revealed(line)) for line in error.lines]
                 )
-            if self.method.hooks.diagnose is None:
-                raise
-            raise Diverged(
-                f"{error}: {self._diagnosed(error.client_id)}", error.lines, error.client_id
-            ) from error
+            why = self._diagnosed(error.client_id)
+            raise Diverged(f"{error}; {why}", error.lines, error.client_id) from error
         self._warn_of_diverged(lines)
         shared = self.method.posterior.shared
         if isinstance(shared, Chains) and self._draws is not None:
@@ -325,31 +326,57 @@ class Run:
         """What the rounds up to this line's have revealed, by every accountant."""
         return {} if self.ledger is None else {**self.ledger.metrics(int(line["round"]))}
 
+    @property
+    def participants(self) -> int:
+        """How many clients have taken part so far."""
+        return int(self._engine.seen(self._state).sum())
+
     def _warn_of_diverged(self, lines: Sequence[Line]) -> None:
-        """Once a run: some clients cannot go on, and the others do not wait for them."""
+        """Once per run: some clients cannot continue, and the others do not wait for them."""
         first = next((line for line in lines if line["diverged"]), None)
         if first is None or self._told_of_diverged:
             return
         self._told_of_diverged = True
-        client = int(first["diverged_id"])
-        name = self.data.name_of(self.data.position_of(client))
-        why = "" if self.method.hooks.diagnose is None else f": {self._diagnosed(client)}"
         warnings.warn(
-            f"round {first['round']}: {first['diverged']} of the clients, {name!r} among them, have numbers that are not finite; "
-            f"they are left out until they recover. Make the client's step size smaller, or use a preconditioned kernel{why}",
+            f"round {first['round']}: {first['diverged']} of the clients sent values that are not "
+            "finite and are left out until they recover; "
+            f"{self._diagnosed(int(first['diverged_id']))}",
             stacklevel=2,
         )
 
     def _diagnosed(self, client: int) -> str:
-        """What the method has to say of a client that diverged."""
+        """Why a client's values may have stopped being finite, and what would help."""
         position = self.data.position_of(client)
-        down = self.method.broadcast(self._state.server)
-        why = (
-            self.method.hooks.diagnose(down, self.data.shard(position, "train"))
-            if self.method.hooks.diagnose is not None
-            else ""
+        data = self.data.shard(position, "train")
+        who = f"client {self.data.name_of(position)!r}"
+        if missing := _missing(data.rows, self.data.features):
+            return (
+                f"{who} has {missing}, which {self.method.name} with this model cannot use: fill "
+                "the cells in, drop the rows, or choose a model for missing values"
+            )
+        if self.method.hooks.diagnose is not None:
+            return f"{who}: {self.method.hooks.diagnose(self._broadcast(), data)}"
+        return (
+            f"{who} is one: make the client's step size smaller, check the scale of the features, "
+            "or use a preconditioned kernel"
         )
-        return f"client {self.data.name_of(position)!r}: {why}"
+
+    def _broadcast(self) -> Message:
+        return self.method.broadcast(self._state.server)
+
+    def _warn_of_a_rise(self) -> None:
+        """Where training has made the loss worse than it was in the first round."""
+        losses = [record["train_loss"] for record in self._records if "train_loss" in record]
+        if len(losses) < _FEWEST_LOSSES:
+            return
+        first, last = losses[0], losses[-1]
+        if first is not None and (last is None or last > first + max(abs(first), 1.0)):
+            warnings.warn(
+                f"the training loss rose from {first:.4g} to "
+                f"{'a value that is not finite' if last is None else f'{last:.4g}'} in "
+                f"{self.round} rounds: the fit is worse than its start; make the step size smaller",
+                stacklevel=3,
+            )
 
     def _next_stop(self, target: int) -> int:
         # before a draw is overwritten
@@ -386,7 +413,7 @@ class Run:
         newest = directory.newest_round()
         if newest > self.round:
             raise ValueError(
-                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: resume=True goes on from there"
+                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: resume=True continues from there"
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
@@ -397,6 +424,19 @@ def _next_length(block: int, seconds: float) -> int:
     if seconds < _BLOCK_SECONDS / 2:
         return 2 * block
     return max(block // 2, 1) if seconds > 2 * _BLOCK_SECONDS else block
+
+
+def _missing(rows: PyTree, features: tuple[str, ...] | None) -> str:
+    """How many cells of some rows are missing, and in which columns; empty where none is."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(rows)]
+    empty = [np.isnan(leaf) for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)]
+    count = sum(int(where.sum()) for where in empty)
+    if not count:
+        return ""
+    columns = np.flatnonzero(empty[0].any(0)) if empty[0].ndim == 2 else []
+    names = [str(at) if features is None else features[at] for at in columns]
+    where = f" (columns {', '.join(names[:5])})" if names else ""
+    return f"{count} missing value{'s' if count > 1 else ''}{where}"
 
 
 def _finite(line: dict[str, int | float]) -> Record:

@@ -1,0 +1,175 @@
+"""The contract of a method: what every engine relies on, as one check that any method can take."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.channel import bfloat16
+from covey.channel.exact import keep_exact
+from covey.core.algorithm import (
+    Aggregate,
+    Algorithm,
+    Approximation,
+    Chains,
+    evaluate,
+    published,
+)
+from covey.core.keys import Stream, key_for, root_key
+from covey.core.node import Node, first_node, node_round
+from covey.core.shard import Rows, Shard
+from covey.data.federated import FederatedData
+from covey.engines.round import received
+from covey.engines.setup import shapes_of
+
+_DRAWS = 3
+_TOLERANCE = 2e-4
+_FIRST = 1  # the client that is walked through; not the first, so that its rows begin elsewhere
+
+
+class Walk(NamedTuple):
+    """What came of one client's round, of the server's step after it, and of what follows."""
+
+    up: PyTree
+    weight: Any
+    node: Node
+    server: PyTree
+    metrics: PyTree
+    draws: PyTree
+
+
+def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
+    """Check that a method keeps the contract that every engine relies on.
+
+    One client is walked through its first round with a lossy channel, the server's step, and the
+    adaptation, evaluation and draws of an unseen client. Checked is that
+
+    * all shapes are static, uploads are floats, and the server's state keeps its shapes,
+    * values depend on the client's rows, and neither on the capacity that an engine gives them, nor
+      on where they lie in the storage,
+    * a client asked again gives the same answer, and nothing is carried outside of its state,
+    * a client without rows has finite uploads and predictions,
+    * the posteriors have as many draws as were asked for, all finite.
+
+    Args:
+        method: The method, with its model.
+        data: Data that suit the method, with at least three clients of five to thirty training
+            rows. Default: a small linear regression with three features.
+
+    Raises:
+        AssertionError: The contract is broken; the message says where.
+
+    Example:
+        >>> import covey
+        >>> covey.testing.check_method(covey.mb_sgd(covey.models.linear()))
+    """
+    data = _regression() if data is None else data
+    root, spec = root_key(0), data.spec._replace(omega=2.0**-16)
+    channel = keep_exact(method.exact, bfloat16())
+    shapes = shapes_of(method, channel, root, spec)
+    start, count = data.starts("train")[_FIRST], data.counts("train")[_FIRST]
+    rows = jax.tree.map(jnp.asarray, data.rows)
+
+    def walk(rows, start, count, capacity):
+        shard = Shard(rows, start, count, capacity)
+        server = method.init(root, spec)
+        down = method.broadcast(server)
+        node = first_node(method, channel, root, _FIRST, down, shard)
+        sent, node, _ = node_round(method, channel, root, 0, _FIRST, down, node, shard)
+        up, weight = received(channel, sent)
+        aggregate = Aggregate(
+            jax.tree.map(lambda leaf: weight * leaf, up), up, weight, jnp.ones(())
+        )
+        server, _ = method.server(key_for(root, Stream.SERVER, 0), server, aggregate)
+        down = published(method, server)
+        state = method.adapt(root, down, shard)
+        metrics = evaluate(method, root, down, state, shard)
+        draw = method.posterior.client
+        draws = () if draw is None else draw(root, down, state, shard, _DRAWS)
+        return Walk(up, weight, node, server, metrics, draws)
+
+    jitted = jax.jit(walk, static_argnums=3)
+    found = jitted(rows, jnp.int32(start), jnp.int32(count), 32)
+    _need_finite("of a client with rows", found)
+    _need_same("asked again", found, jitted(rows, jnp.int32(start), jnp.int32(count), 32))
+    larger = jitted(rows, jnp.int32(start), jnp.int32(count), 48)
+    _need_same("with another capacity", found, larger)
+    # The client's rows lie elsewhere in the storage, and other rows around them.
+    moved = jax.tree.map(lambda leaf: jnp.roll(leaf, 3, axis=0), rows)
+    _need_same(
+        "where rows lie elsewhere", found, jitted(moved, jnp.int32(start + 3), jnp.int32(count), 32)
+    )
+    empty = jitted(rows, jnp.int32(start), jnp.int32(0), 32)
+    _need_finite("of a client without rows", empty._replace(draws=()))
+    _need_shapes("the server's state after a step", shapes.server, found.server)
+    _need_shapes("the client's state after a round", shapes.node.state, found.node.state)
+    for leaf in jax.tree.leaves(found.draws):
+        assert leaf.shape[0] == _DRAWS, f"{_DRAWS} draws were asked for, {leaf.shape[0]} came"
+    _check_shared(method, data, found.server)
+
+
+def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> None:
+    """The posterior of the shared parameters."""
+    shared = method.posterior.shared
+    if isinstance(shared, Chains):
+        kept = shared.kept(server)
+        sizes = {leaf.shape[:2] for leaf in jax.tree.leaves(kept.draws)}
+        assert len(sizes) == 1, f"kept draws are (size, chains, ...) in all arrays, got {sizes}"
+        draws = jax.vmap(jax.vmap(shared.describe))(kept.draws)
+        _need_finite("of the kept draws", draws)
+    elif isinstance(shared, Approximation):
+
+        def ask(statistic: Callable) -> PyTree:
+            terms = [
+                statistic(root_key(client), data.shard(client, "train"))
+                for client in range(data.clients)
+            ]
+            return jax.tree.map(lambda *leaves: sum(leaves), *terms)
+
+        law = shared.fit(published(method, server), data.spec, ask)
+        drawn = shared.draw(root_key(0), law, _DRAWS)
+        for leaf in jax.tree.leaves(drawn):
+            assert leaf.shape[0] == _DRAWS, f"{_DRAWS} draws were asked for, {leaf.shape[0]} came"
+
+
+def _regression() -> FederatedData:
+    """Five clients of unequal size with a linear regression each, nearly the same."""
+    generator = np.random.default_rng(0)
+    sizes = (12, 20, 7, 15, 9)
+    x = generator.normal(size=(sum(sizes), 3)).astype(np.float32)
+    truth = np.array([1.0, -0.5, 0.25]) + 0.1 * generator.normal(size=(len(sizes), 3))
+    y = np.sum(x * np.repeat(truth, sizes, axis=0), axis=1) + generator.normal(size=sum(sizes))
+    return FederatedData.from_rows(Rows(x, y.astype(np.float32)), sizes)
+
+
+def _need_finite(what: str, tree: PyTree) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            assert bool(jnp.all(jnp.isfinite(leaf))), f"{what}, {_name(path)} is not finite"
+
+
+def _need_same(what: str, one: PyTree, other: PyTree) -> None:
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
+    ):
+        told = f"{what}, {_name(path)} differs"
+        np.testing.assert_allclose(a, b, _TOLERANCE, _TOLERANCE, err_msg=told)
+
+
+def _need_shapes(what: str, expected: PyTree, found: PyTree) -> None:
+    assert jax.tree.structure(expected) == jax.tree.structure(found), (
+        f"{what} has another structure"
+    )
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True
+    ):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), (
+            f"{_name(path)} of {what} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}"
+        )
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "the only array"
