@@ -1,14 +1,16 @@
 """What the reproduction of a published result hands in, and how it is written down."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from covey.config.options import unknown
 from covey.core import atomic_files
 from covey.runs.environment import versions
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 Scale: TypeAlias = Literal["quick", "full"]
+Size = TypeVar("Size", bound=Any)  # a NamedTuple with the settings of an experiment
+_changes: ContextVar[dict[str, Any]] = ContextVar("changes", default={})  # noqa: B039  # never changed
 Report: TypeAlias = Callable[[str], None]  # takes a line on how far the work is
 
 
@@ -60,6 +64,7 @@ class Result(NamedTuple):
     seconds: float
     rows: list[Row]
     claims: list[Claim]
+    changes: dict[str, Any] = {}  # noqa: RUF012  # never changed
 
     @property
     def holds(self) -> bool:
@@ -86,13 +91,52 @@ class Experiment(NamedTuple):
         return getattr(import_module(module), function)
 
 
+def settings(size: Size) -> Size:
+    """The size of an experiment, with the values that `covey reproduce --set` asks for.
+
+    Every experiment asks for its size here, once, before it starts.
+
+    Raises:
+        ValueError: The experiment has no such setting, or the value is of another type.
+    """
+    changes = _changes.get()
+    kinds = {name: type(value) for name, value in size._asdict().items()}
+    for name, value in changes.items():
+        if name not in kinds:
+            raise ValueError(unknown(f"--set {name}", name, kinds, "setting"))
+        fits = float if kinds[name] is float and type(value) is int else type(value)
+        if fits is not kinds[name]:
+            raise ValueError(f"--set {name}: {kinds[name].__name__} is needed, got {value!r}")
+    return size._replace(**changes)
+
+
 def perform(
-    name: str, experiment: Experiment, *, scale: Scale, out: Path, report: Report
+    name: str,
+    experiment: Experiment,
+    *,
+    scale: Scale,
+    out: Path,
+    report: Report,
+    changes: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Run an experiment and write `result.json` and `figure.html`."""
+    """Run an experiment and write `result.json` and `figure.html`.
+
+    Args:
+        name: The experiment's id.
+        experiment: What to run.
+        scale: "quick" or "full".
+        out: Where to write.
+        report: Takes a line on how far the work is.
+        changes: Settings other than those of the scale, by name.
+    """
     start = perf_counter()
-    rows, claims, figure = experiment.load()(scale, report)
-    result = Result(name, scale, round(perf_counter() - start, 3), rows, claims)
+    token = _changes.set(dict(changes or {}))
+    try:
+        rows, claims, figure = experiment.load()(scale, report)
+    finally:
+        _changes.reset(token)
+    seconds = round(perf_counter() - start, 3)
+    result = Result(name, scale, seconds, rows, claims, dict(changes or {}))
     write(out, result, figure)
     return result
 

@@ -268,12 +268,19 @@ def reproduce_command(
     scale: Annotated[
         ScaleChoice, typer.Option(help="quick: at most 90 seconds; full: the paper's size.")
     ] = ScaleChoice.quick,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one setting of the scale; may be repeated."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Where to write; runs/ID-SCALE by default.")
     ] = None,
 ) -> None:
     """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
     with _mistakes_in_one_line():
+        from covey.config.configuration import value_of
         from covey.config.options import unknown
         from covey.runs.progress import duration
 
@@ -297,6 +304,7 @@ def reproduce_command(
             scale=scale.value,
             out=directory,
             report=lambda line: _console.print(Text(line)),
+            changes=dict(value_of(change) for change in changes or []),
         )
         _console.print(*result_tables(result))
         _console.print(Text(f"written to {directory}"), soft_wrap=True)

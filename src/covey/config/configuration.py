@@ -363,22 +363,31 @@ def _annotation(factory: Factory, name: str) -> object | None:
     return None if found is inspect.Signature.empty else found
 
 
+def value_of(setting: str) -> tuple[str, Any]:
+    """Key and value of "key=value"; the value is TOML, or text where it is not."""
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"--set {setting}: write key=value, e.g. --set run.rounds=64")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    return key.strip(), tuple(value) if isinstance(value, list) else value
+
+
 def _set(tables: dict[str, Any], override: str) -> None:
-    """Apply "table.key=value"; the value is TOML, or text where it is not."""
-    path, equals, text = override.partition("=")
-    *places, key = [part.strip() for part in path.split(".")]
-    if not equals or not places or not all((*places, key)):
+    """Apply "table.key=value"."""
+    path, value = value_of(override)
+    *names, key = [name.strip() for name in path.split(".")]
+    if not names or not all((*names, key)):
         raise ConfigurationError(
             f"--set {override}: write table.key=value, e.g. --set method.batch_size=64"
         )
-    for place in places:
-        tables = tables.setdefault(place, {})
+    for name in names:
+        tables = tables.setdefault(name, {})
         if not isinstance(tables, dict):
-            raise ConfigurationError(f"--set {override}: {place} is not a table")
-    try:
-        tables[key] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        tables[key] = text.strip()
+            raise ConfigurationError(f"--set {override}: {name} is not a table")
+    tables[key] = list(value) if isinstance(value, tuple) else value
 
 
 _PREPARATION = options_of(prepare, without=("data", "seed"))
