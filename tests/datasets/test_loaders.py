@@ -43,7 +43,7 @@ def test_every_loader_describes_itself_in_a_line():
 def test_heart_disease_is_bundled(monkeypatch):
     monkeypatch.delenv("COVEY_DATA_DIR", raising=False)
     data = load("heart_disease")
-    assert [data.name_of(place) for place in range(4)] == [
+    assert [data.name_of(position) for position in range(4)] == [
         "cleveland",
         "hungarian",
         "switzerland",
@@ -67,7 +67,7 @@ def test_heart_disease_is_bundled(monkeypatch):
 def test_eight_schools_are_bundled(monkeypatch):
     monkeypatch.delenv("COVEY_DATA_DIR", raising=False)
     data = load("eight_schools")
-    assert [data.name_of(place) for place in range(8)] == list("ABCDEFGH")
+    assert [data.name_of(position) for position in range(8)] == list("ABCDEFGH")
     assert data.rows.y.tolist() == [28, 8, -3, 7, -1, 1, 18, 12]
     assert data.rows.x[:, 0].tolist() == [15, 10, 16, 11, 9, 11, 10, 18]
 
@@ -162,7 +162,7 @@ def test_femnist_files_of_leaf(made, divided):
     leaf_file(folder / "all_data_0.json", {"f1": one})
     leaf_file(folder / "all_data_1.json", {"f0": two, "f1": three})
     data = load("femnist")
-    assert [data.name_of(place) for place in range(2)] == ["f0", "f1"]
+    assert [data.name_of(position) for position in range(2)] == ["f0", "f1"]
     assert data.rows.y.tolist() == [5, 3, 61, 7]
     assert np.array_equal(data.rows.x.reshape(4, 784), np.concatenate([second, first, third]))
     assert data.spec.classes == 62

@@ -42,16 +42,15 @@ def load_table(table: Grouped) -> FederatedData:
     import pandas
 
     path = _path(table)
+    source = frames.Source(str(path), path)
     # Everything as text first: a level such as "01" must not become the number 1.
     text = pandas.read_csv(path, dtype=str)
-    x = np.stack([_column(text, feature, str(path)) for feature in table.features], axis=1)
+    x = np.stack([_column(text, feature, source) for feature in table.features], axis=1)
     for column, value in table.missing:
         place = table.features.index(column)
         x[x[:, place] == value, place] = np.nan
-    owner = frames.owners(text, table.client, str(path)).astype(str)
-    if all(label.isdecimal() for label in owner):
-        owner = owner.astype(np.int64)
-    y = _column(text, table.outcome, str(path))
+    owner = frames.as_numbers(frames.owners(text, table.client, source).astype(str))
+    y = _column(text, table.outcome, source)
     names = [
         feature if isinstance(feature, str) else "=".join(feature) for feature in table.features
     ]
@@ -60,11 +59,11 @@ def load_table(table: Grouped) -> FederatedData:
     )
 
 
-def _column(text: "pandas.DataFrame", coded: Coded, label: str) -> np.ndarray:
+def _column(text: "pandas.DataFrame", coded: Coded, source: frames.Source) -> np.ndarray:
     if isinstance(coded, str):
-        return frames.numbers(text, coded, label)
+        return frames.numbers(text, coded, source)
     column, value = coded
-    return (frames.owners(text, column, label) == value).astype(np.float64)
+    return (frames.owners(text, column, source) == value).astype(np.float64)
 
 
 def _path(table: Grouped) -> Path:
