@@ -212,7 +212,7 @@ def test_partitions_need_exactly_their_options(digits):
 
 def test_clients_are_by_group_or_by_partition(digits):
     assert images.load_images(digits, by="label").counts("train").tolist() == [10] * 4
-    with pytest.raises(ValueError, match="tiny has no clients of its own: choose a partition"):
+    with pytest.raises(ValueError, match="set tiny does not say who made an image: choose a p"):
         images.load_images(digits)
     with pytest.raises(ValueError, match="both given"):
         images.load_images(digits, by="label", partition="iid", clients=2, seed=0)

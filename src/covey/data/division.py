@@ -1,4 +1,4 @@
-"""Which rows of a client are training, validation and test rows, as plain arithmetic on row indices.
+"""Which rows of a client are training, validation and test rows: arithmetic on row indices.
 
 `bounds` has, for each client, the indices where its training, validation and test rows start, and
 where it ends; clients lie one after the other, without gaps.

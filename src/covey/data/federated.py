@@ -192,7 +192,7 @@ class FederatedData(ClientRows):
             >>> import covey
             >>> data = covey.load("heart_disease")
             >>> data.limited(train_rows=50, few_rows=5, few_share=0.5, seed=1).counts("train")
-            array([ 5, 50,  5, 50])
+            array([50,  5, 50,  5])
         """
         checks.check_limits(train_rows, few_rows, few_share)
         order, bounds = division.limited(
