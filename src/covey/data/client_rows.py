@@ -1,29 +1,28 @@
-"""What federated data consist of, and the constructors that check what they are given.
+"""The fields of federated data, and read access to them.
 
 Rows lie flat, client after client; within a client the training rows come first, then validation,
 then test. The rows of a client's split are therefore one range: nothing is padded, nothing is
 copied, and the storage may be a memory-mapped file.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64, PyTree, Shaped
 
-from covey.core.shard import Rows, Spec
-from covey.data import assembly, checks, division, frames, values
+from covey.core.shard import Shard, Spec, whole
+from covey.data import assembly
+from covey.data.division import Split, split_index
 from covey.data.scaling import Scaling
-
-Values: TypeAlias = np.ndarray | jax.Array | Sequence[object]
-Data = TypeVar("Data", bound="ClientRows")
+from covey.data.shuffling import ranges
 
 
 @dataclass(frozen=True, eq=False)
 class ClientRows:
-    """The fields and constructors of `FederatedData`; see there."""
+    """The fields of `FederatedData`, where they are described, and read access to them."""
 
     rows: PyTree
     bounds: Int64[np.ndarray, "clients 4"]
@@ -37,331 +36,143 @@ class ClientRows:
         spec = self.spec._replace(clients=len(self.ids), examples=examples)  # in subsets too
         object.__setattr__(self, "spec", spec)
 
-    @classmethod
-    def from_rows(
-        cls: type[Data],
-        rows: PyTree,
-        counts: Values,
-        *,
-        ids: Values | None = None,
-        names: Values | None = None,
-        splits: Values | None = None,
-        features: Sequence[str] | None = None,
-        classes: int | None = None,
-        allow_missing: bool = False,
-        drop_empty: bool = False,
-    ) -> Data:
-        """Data from rows that already lie client after client.
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """Names of the columns of x; None where they have none, as pixels."""
+        return self.spec.features
 
-        Arrays of the right type are not copied.
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.ids)
+
+    def starts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """Index of the first row of a split, for each client.
 
         Args:
-            rows: Arrays with all rows on the leading axis, normally `covey.core.shard.Rows(x, y)`.
-            counts: Rows per client; 0 is a client without rows.
-            ids: Integers in [0, 2**31) that identify the clients. Default: 0, 1, ...
-            names: What reports call the clients. Default: the ids.
-            splits: "train", "validation" or "test" for each row. Default: all are training rows.
-            features: Names of the columns of x, for models and summaries. Default: no names.
-            classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            allow_missing: Whether features may be NaN; `standardised` fills them.
-            drop_empty: Whether to leave out clients without rows.
+            split: "train", "validation" or "test".
 
         Returns:
-            The data.
+            The indices in `rows`.
 
         Example:
             >>> import covey
-            >>> from covey.core.shard import Rows
-            >>> rows = Rows(np.array([[1.0], [2.0], [3.0]]), np.array([0, 1, 1]))
-            >>> covey.FederatedData.from_rows(rows, [2, 0, 1]).counts("train").tolist()
-            [2, 0, 1]
+            >>> covey.load("heart_disease").starts("train").tolist()
+            [0, 303, 597, 720]
         """
-        rows = jax.tree.map(np.asanyarray, rows)
-        counts = np.asarray(counts, np.int64)
-        numbers = np.arange(len(counts)) if ids is None else np.asarray(ids, np.int64)
-        labels = None if names is None else np.asarray(names, str)
-        if len(numbers) != len(counts):
-            raise ValueError(f"{len(numbers)} ids were given for {len(counts)} clients")
-        checks.check_identities(numbers, labels)
-        checks.check_lengths(rows, counts)
-        if features is not None:
-            checks.check_columns(features, rows)
-        if drop_empty:
-            kept = counts > 0
-            numbers, counts = numbers[kept], counts[kept]
-            labels = None if labels is None else labels[kept]
-            if not len(counts):
-                raise ValueError("no client has rows, and drop_empty=True leaves them all out")
+        return self.bounds[:, split_index(split)]
 
-        def name_of(position: int) -> str:
-            return str(numbers[position] if labels is None else labels[position])
-
-        ends = np.cumsum(counts)
-        values.check_rows(
-            rows, ends, name_of, classes=classes, allow_missing=allow_missing, columns=features
-        )
-        rows = values.settled(rows, classes)
-        bounds = np.stack([ends - counts, ends, ends, ends], axis=1)
-        if splits is not None:
-            codes = assembly.codes_of(np.asarray(splits), ends, name_of)
-            order, bounds = division.given(counts, codes)
-            rows = assembly.take(rows, order)
-        names_of_columns = None if features is None else tuple(features)
-        spec = Spec(assembly.row_spec(rows), classes, features=names_of_columns)
-        return cls(rows, bounds, numbers, labels, spec)
-
-    @classmethod
-    def from_arrays(
-        cls: type[Data],
-        x: Values,
-        y: Values,
-        client: Values,
-        *,
-        clients: Values | None = None,
-        splits: Values | None = None,
-        classes: int | None = None,
-        names: Sequence[str] | None = None,
-        features: Sequence[str] | None = None,
-        allow_missing: bool = False,
-    ) -> Data:
-        """Data from all rows together and, for each, the client that owns it.
-
-        Integers in [0, 2**31) become the clients' ids. Other labels become their names, with the
-        ids 0, 1, ...
+    def counts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """Number of rows of a split, for each client.
 
         Args:
-            x: Features, rows on the leading axis.
-            y: Outcome of each row.
-            client: Label of each row's client.
-            clients: Labels of all clients, in the order wanted; one without rows is a client with
-                0 rows. Default: the labels of `client`, sorted.
-            splits: "train", "validation" or "test" for each row. Default: all are training rows.
-            classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            names: What reports call the clients, in the order of `clients`. Default: their labels.
-            features: Names of the columns of x. Default: no names.
-            allow_missing: Whether features may be NaN; `standardised` fills them.
+            split: "train", "validation" or "test".
 
         Returns:
-            The data.
+            The numbers of rows.
 
         Example:
             >>> import covey
-            >>> owner = ["zug", "bern", "zug"]
-            >>> data = covey.FederatedData.from_arrays([[1.0], [2.0], [3.0]], [0, 1, 1], owner)
-            >>> [data.name_of(position) for position in range(data.clients)]
-            ['bern', 'zug']
+            >>> covey.load("heart_disease").counts("train").tolist()
+            [303, 294, 123, 200]
         """
-        rows, owner = Rows(np.asanyarray(x), np.asanyarray(y)), np.asarray(client)
-        if owner.shape != rows.y.shape[:1]:
+        return self.bounds[:, split_index(split) + 1] - self.bounds[:, split_index(split)]
+
+    def name_of(self, position: int) -> str:
+        """Name of a client.
+
+        Args:
+            position: Position of the client in these data, from 0.
+
+        Returns:
+            Its name, or its id as text where clients have no names.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").name_of(3)
+            'va'
+        """
+        return str(self.ids[position] if self.names is None else self.names[position])
+
+    def position_of(self, client: str | int | np.integer) -> int:
+        """Position of a client.
+
+        Args:
+            client: Its name (text) or its id (an integer).
+
+        Returns:
+            Its position in these data, from 0.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").position_of("va")
+            3
+        """
+        if isinstance(client, str) and self.names is not None:
+            found = np.flatnonzero(np.asarray(self.names) == client)
+        elif isinstance(client, str):
+            found = np.flatnonzero(self.ids == (int(client) if client.isdecimal() else -1))
+        else:
+            found = np.flatnonzero(self.ids == client)
+        if not found.size:
+            some = ", ".join(self.name_of(position) for position in range(min(5, self.clients)))
             raise ValueError(
-                f"`client` must have one label for each of the {len(rows.y)} rows, got shape"
-                f" {owner.shape}"
+                f"there is no client {client!r} among the {self.clients} clients {some}, ..."
             )
-        if owner.dtype.kind in "fO" and any(
-            label is None or label != label for label in owner.tolist()
-        ):
-            raise ValueError("`client` has missing labels; every row needs a client")
-        labels, code, counts = np.unique(owner, return_inverse=True, return_counts=True)
-        if clients is not None:
-            labels, code, counts = assembly.listed(np.asarray(clients), labels, code)
-        if not len(labels):
-            raise ValueError("there are no rows at all; name their clients with `clients`")
-        given = None if splits is None else np.asarray(splits)
-        if np.any(code[1:] < code[:-1]):
-            order = np.argsort(code, kind="stable")
-            rows = Rows(rows.x[order], rows.y[order])
-            given = None if given is None else given[order]
-        is_id = labels.dtype.kind in "iu" and bool(
-            np.all((labels >= 0) & (labels <= checks.LARGEST_ID))
-        )
-        return cls.from_rows(
-            rows,
-            counts,
-            ids=labels if is_id else None,
-            names=names if names is not None or is_id else labels.astype(str),
-            splits=given,
-            features=features,
-            classes=classes,
-            allow_missing=allow_missing,
-        )
+        return int(found[0])
 
-    @classmethod
-    def from_clients(
-        cls: type[Data],
-        clients: Mapping[str, tuple[Values, Values]],
-        *,
-        splits: Mapping[str, Values] | None = None,
-        features: Sequence[str] | None = None,
-        classes: int | None = None,
-        allow_missing: bool = False,
-        drop_empty: bool = False,
-    ) -> Data:
-        """Data from the features and outcomes of each client.
+    def rows_of(self, position: int, split: Split) -> PyTree:
+        """Rows of a split of one client.
 
         Args:
-            clients: For each client's name, its features and its outcomes, which may be empty.
-                Clients keep this order and have the ids 0, 1, ...
-            splits: For each client's name, "train", "validation" or "test" for each of its rows.
-                Default: all are training rows.
-            features: Names of the columns of x. Default: no names.
-            classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            allow_missing: Whether features may be NaN; `standardised` fills them.
-            drop_empty: Whether to leave out clients without rows.
+            position: Position of the client in these data, from 0.
+            split: "train", "validation" or "test".
 
         Returns:
-            The data.
+            The rows, as a view of the storage.
 
         Example:
             >>> import covey
-            >>> clients = {"bern": ([[1.0], [2.0]], [0, 1]), "new": ([], [])}
-            >>> covey.FederatedData.from_clients(clients, classes=2).counts("train").tolist()
-            [2, 0]
+            >>> covey.load("heart_disease").rows_of(3, "train").x.shape
+            (200, 13)
         """
-        if not clients:
-            raise ValueError("no clients were given")
-        tables = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
-        tables = assembly.of_one_shape(tables, features)
-        filled = [table for table in tables.values() if len(table.y)]  # they decide the types
-        if splits is not None and set(splits) != set(tables):
-            odd = sorted(set(splits) ^ set(tables))[0]
-            raise ValueError(f"splits must have the same clients as the data; see {odd!r}")
-        return cls.from_rows(
-            Rows(*(np.concatenate(leaves) for leaves in zip(*filled, strict=True)))
-            if filled
-            else next(iter(tables.values())),
-            [len(table.y) for table in tables.values()],
-            names=list(tables),
-            splits=None
-            if splits is None
-            else np.concatenate([np.asarray(splits[name], str) for name in tables]),
-            features=features,
-            classes=classes,
-            allow_missing=allow_missing,
-            drop_empty=drop_empty,
-        )
+        start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
 
-    @classmethod
-    def from_tables(
-        cls: type[Data],
-        tables: Mapping[str, frames.Table],
-        *,
-        outcome: str,
-        features: Sequence[str] | None = None,
-        split_column: str | None = None,
-        classes: int | None = None,
-        allow_missing: bool = False,
-        drop_empty: bool = False,
-    ) -> Data:
-        """Data from one table per client.
+    def rows_in(self, split: Split) -> PyTree:
+        """Rows of a split of all clients, client after client.
 
         Args:
-            tables: For each client's name, a data frame or the path of a CSV file. A table with a
-                header and no rows is a client with 0 rows.
-            outcome: Name of the outcome's column.
-            features: Names of the feature columns. Default: all other columns, which must then be
-                the same in all tables.
-            split_column: Name of the column that says which rows are "train", "validation" and
-                "test" rows. Default: all are training rows.
-            classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            allow_missing: Whether features may be missing; `standardised` fills them.
-            drop_empty: Whether to leave out clients without rows.
+            split: "train", "validation" or "test".
 
         Returns:
-            The data.
+            The rows, as a copy.
 
         Example:
-            >>> import covey, pandas
-            >>> bern = pandas.DataFrame({"age": [41, 67], "ill": [0, 1], "use": ["train", "test"]})
-            >>> data = covey.FederatedData.from_tables(
-            ...     {"bern": bern, "new": bern[:0]}, outcome="ill", split_column="use", classes=2
-            ... )
-            >>> data.features, data.counts("train").tolist(), data.counts("test").tolist()
-            (('age',), [1, 0], [1, 0])
+            >>> import covey
+            >>> covey.load("heart_disease").rows_in("train").y.shape
+            (920,)
         """
-        columns, found = frames.many(
-            tables,
-            outcome=outcome,
-            features=features,
-            split_column=split_column,
-            allow_missing=allow_missing,
-            warn_if_empty=not drop_empty,
-        )
-        owner = np.repeat(list(found), [len(table.y) for table in found.values()])
-        values.warn_if_constant(
-            outcome, np.concatenate([table.y for table in found.values()]), owner
-        )
-        return cls.from_clients(
-            {name: (table.x, table.y) for name, table in found.items()},
-            splits=None
-            if split_column is None
-            else {name: table.splits for name, table in found.items() if table.splits is not None},
-            features=columns,
-            classes=classes,
-            allow_missing=allow_missing,
-            drop_empty=drop_empty,
-        )
+        return assembly.take(self.rows, ranges(self.starts(split), self.counts(split)))
 
-    @classmethod
-    def from_table(
-        cls: type[Data],
-        table: frames.Table,
-        *,
-        outcome: str,
-        client: str,
-        clients: Values | None = None,
-        features: Sequence[str] | None = None,
-        split_column: str | None = None,
-        classes: int | None = None,
-        allow_missing: bool = False,
-    ) -> Data:
-        """Data from one table with the rows of all clients.
+    def shard(self, position: int, split: Split) -> Shard:
+        """Rows of a split of one client, as a site would hold them.
 
         Args:
-            table: A data frame, or the path of a CSV file.
-            outcome: Name of the outcome's column.
-            client: Name of the column that says which client owns a row. Whole numbers become the
-                clients' ids, everything else their names.
-            clients: Labels of all clients, in the order wanted; one without rows is a client with
-                0 rows. Default: the labels in the table, sorted.
-            features: Names of the feature columns. Default: all other columns.
-            split_column: Name of the column that says which rows are "train", "validation" and
-                "test" rows. Default: all are training rows.
-            classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            allow_missing: Whether features may be missing; `standardised` fills them.
+            position: Position of the client in these data, from 0.
+            split: "train", "validation" or "test".
 
         Returns:
-            The data.
+            The rows as a `Shard` on the device; one blank row that does not count where the client
+            has none.
 
         Example:
-            >>> import covey, pandas
-            >>> table = pandas.DataFrame({"site": ["b", "a"], "age": [41, 67], "ill": [0, 1]})
-            >>> data = covey.FederatedData.from_table(
-            ...     table, outcome="ill", client="site", clients=["a", "b", "new"]
-            ... )
-            >>> data.counts("train").tolist()
-            [1, 1, 0]
+            >>> import covey
+            >>> int(covey.load("heart_disease").shard(3, "train").count)
+            200
         """
-        as_text = [client] if split_column is None else [client, split_column]
-        frame, source = frames.read(table, "the table", as_text=as_text)
-        owner = frames.owners(frame, client, source)
-        if source.path is not None:
-            owner = frames.as_numbers(owner.astype(str))
-        columns = features or frames.feature_columns(
-            frame, source, without=(outcome, client, split_column)
-        )
-        x, y, splits, _ = frames.arrays(
-            frame, source, outcome=outcome, features=columns, split_column=split_column
-        )
-        if not allow_missing:
-            frames.refuse_missing(x, columns, owner, source)
-        values.warn_if_constant(outcome, y, owner.astype(str))
-        return cls.from_arrays(
-            x,
-            y,
-            owner,
-            clients=clients,
-            splits=splits,
-            features=columns,
-            classes=classes,
-            allow_missing=allow_missing,
-        )
+        if self.counts(split)[position]:
+            return whole(self.rows_of(position, split))
+        # A row cannot be taken from an array without rows, not even one that a mask then hides.
+        blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
+        return replace(whole(blank), count=jnp.int32(0))

@@ -5,15 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int64, PyTree, Shaped
+from jaxtyping import Shaped
 
-from covey.core.shard import Rows, Shard, Spec, whole
+from covey.core.shard import Rows, Spec
 from covey.data import assembly, checks, division, storage
-from covey.data.client_rows import ClientRows, Values
+from covey.data.constructors import Constructors, Values
 from covey.data.conversion import NewRows, features_of
-from covey.data.division import SPLITS, Split, split_index
+from covey.data.division import SPLITS, Split
 from covey.data.scaling import Scaling, check_same_scaling
 from covey.data.scaling import fit as fit_scaling
 from covey.data.shuffling import ranges
@@ -23,7 +22,7 @@ __all__ = ["SPLITS", "FederatedData", "Split"]
 
 
 @dataclass(frozen=True, eq=False)
-class FederatedData(ClientRows):
+class FederatedData(Constructors):
     """Rows of many clients. Make it with a constructor `from_...`, or `covey.load`.
 
     Every method gives new data and leaves these as they are. A client may have no rows, in one
@@ -50,7 +49,14 @@ class FederatedData(ClientRows):
                 float64 are read and become float32, unless `jax_enable_x64` is on.
 
         Returns:
-            The data.
+            The data, with their splits and their scaling.
+
+        Example:
+            >>> import covey, tempfile
+            >>> folder = tempfile.mkdtemp() + "/schools"
+            >>> covey.load("eight_schools").save(folder)
+            >>> covey.FederatedData.open(folder).names.tolist()[:3]
+            ['A', 'B', 'C']
         """
         stored = storage.read(Path(directory), memory_map=memory_map)
         if stored.features is not None:
@@ -80,60 +86,6 @@ class FederatedData(ClientRows):
                 rows, self.bounds, self.ids, names, self.spec.classes, self.features, self.scaling
             ),
         )
-
-    @property
-    def features(self) -> tuple[str, ...] | None:
-        """Names of the columns of x; None where they have none, as pixels."""
-        return self.spec.features
-
-    @property
-    def clients(self) -> int:
-        """Number of clients."""
-        return len(self.ids)
-
-    def starts(self, split: Split) -> Int64[np.ndarray, " clients"]:
-        """Index of the first row of a split, for each client."""
-        return self.bounds[:, split_index(split)]
-
-    def counts(self, split: Split) -> Int64[np.ndarray, " clients"]:
-        """Number of rows of a split, for each client."""
-        return self.bounds[:, split_index(split) + 1] - self.bounds[:, split_index(split)]
-
-    def name_of(self, position: int) -> str:
-        """Name of the client at a position."""
-        return str(self.ids[position] if self.names is None else self.names[position])
-
-    def position_of(self, client: str | int | np.integer) -> int:
-        """Position of a client, by its name (text) or its id (an integer)."""
-        if isinstance(client, str) and self.names is not None:
-            found = np.flatnonzero(np.asarray(self.names) == client)
-        elif isinstance(client, str):
-            found = np.flatnonzero(self.ids == (int(client) if client.isdecimal() else -1))
-        else:
-            found = np.flatnonzero(self.ids == client)
-        if not found.size:
-            some = ", ".join(self.name_of(position) for position in range(min(5, self.clients)))
-            raise ValueError(
-                f"there is no client {client!r} among the {self.clients} clients {some}, ..."
-            )
-        return int(found[0])
-
-    def rows_of(self, position: int, split: Split) -> PyTree:
-        """Rows of a split of the client at a position, as a view of the storage."""
-        start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
-        return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
-
-    def rows_in(self, split: Split) -> PyTree:
-        """Rows of a split of all clients, client after client."""
-        return assembly.take(self.rows, ranges(self.starts(split), self.counts(split)))
-
-    def shard(self, position: int, split: Split) -> Shard:
-        """Rows of a split of the client at a position, as a site would hold them."""
-        if self.counts(split)[position]:
-            return whole(self.rows_of(position, split))
-        # A row cannot be taken from an array without rows, not even one that a mask then hides.
-        blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
-        return replace(whole(blank), count=jnp.int32(0))
 
     def split(
         self, validation: int | float = 0.2, test: int | float = 0.2, *, seed: int
@@ -284,6 +236,12 @@ class FederatedData(ClientRows):
 
         Returns:
             The other data, or these.
+
+        Example:
+            >>> import covey
+            >>> hospitals, new = covey.load("heart_disease").standardised()[0].hold_out(["va"])
+            >>> hospitals.replaced_by(new) is new
+            True
         """
         if data is None:
             return self
