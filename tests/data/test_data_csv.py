@@ -125,6 +125,8 @@ def test_labels_of_clients_stay_as_they_are_written(tmp_path):
 def test_names_that_are_nearly_the_same(tmp_path):
     with pytest.raises(ValueError, match="client names 'a' and 'a ' differ only in white space"):
         table(tmp_path, "site,age,ill\na,1,0\na ,2,1\nb,3,1\n")
+    with pytest.raises(ValueError, match="names 'St  Gall' and 'St Gall' differ only in white"):
+        table(tmp_path, "site,age,ill\nSt Gall,1,0\nSt  Gall,2,1\n")
     with pytest.warns(UserWarning, match="client names 'A' and 'a' differ only in upper and lower"):
         data = table(tmp_path, "site,age,ill\na,1,0\nA,2,1\nb,3,1\n")
     assert data.clients == 3

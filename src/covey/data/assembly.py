@@ -20,6 +20,10 @@ def take(rows: PyTree, order: Int[np.ndarray, " rows"]) -> PyTree:
 
     Returns:
         The rows in this order.
+
+    Example:
+        >>> take({"x": np.array([5, 6, 7])}, np.array([2, 0]))["x"].tolist()
+        [7, 5]
     """
     return jax.tree.map(lambda leaf: np.asarray(leaf[order]), rows)
 
@@ -32,6 +36,10 @@ def row_spec(rows: PyTree) -> PyTree:
 
     Returns:
         The same structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
+
+    Example:
+        >>> row_spec({"x": np.zeros((3, 2))})["x"].shape
+        (2,)
     """
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
 
@@ -46,6 +54,11 @@ def of_one_shape(tables: dict[str, Rows], features: Sequence[str] | None) -> dic
 
     Returns:
         The tables, those without rows in the shape of the others.
+
+    Example:
+        >>> tables = {"a": Rows(np.ones((2, 3)), np.ones(2)), "b": Rows(np.array([]), np.array([]))}
+        >>> of_one_shape(tables, None)["b"].x.shape
+        (0, 3)
     """
     known = [(name, table.x.shape[1:]) for name, table in tables.items() if table.x.ndim > 1]
     bare = () if features is None else (len(features),)
@@ -81,6 +94,11 @@ def listed(
     Returns:
         The labels of all clients; for each row, the index of its client among them; and the
         number of rows per client.
+
+    Example:
+        >>> labels, code, counts = listed(np.array(["b", "a"]), np.array(["a"]), np.array([0, 0]))
+        >>> code.tolist(), counts.tolist()
+        ([1, 1], [0, 2])
     """
     if clients.dtype.kind not in "iu" and labels.dtype.kind in "iu":
         clients = as_numbers(clients.astype(str))
@@ -110,6 +128,10 @@ def codes_of(
 
     Returns:
         The index of each row's split among `division.SPLITS`.
+
+    Example:
+        >>> codes_of(np.array(["test", "train"]), np.array([1, 2]), str).tolist()
+        [2, 0]
     """
     if splits.shape != (ends[-1],):
         raise ValueError(

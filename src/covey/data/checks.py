@@ -1,6 +1,7 @@
 """Checks of arguments: clients' names, numbers of rows, columns, limits. Errors say what to do."""
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 
 import jax
@@ -23,6 +24,12 @@ def check_identities(
     Args:
         ids: The clients' ids.
         names: The clients' names, if they have names.
+
+    Example:
+        >>> check_identities(np.array([0, 1]), np.array(["bern", "bern "]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: the client names 'bern' and 'bern ' differ only in white space; ...
     """
     wrong = ids[(ids < 0) | (ids > LARGEST_ID)]
     if wrong.size:
@@ -33,14 +40,14 @@ def check_identities(
     if len(names) != len(ids):
         raise ValueError(f"{len(names)} names were given for {len(ids)} clients; give one for each")
     _check_unique("name", names)
-    trimmed = np.strings.strip(names.astype(str))
-    alike = _alike(names, trimmed)
+    spaced = [" ".join(str(name).split()) for name in names]
+    alike = _alike(names, spaced)
     if alike:
         raise ValueError(
             f"the client names {alike} differ only in white space; correct the names where the"
             " data come from"
         )
-    alike = _alike(names, np.strings.lower(trimmed))
+    alike = _alike(names, [name.casefold() for name in spaced])
     if alike:
         warnings.warn(
             f"the client names {alike} differ only in upper and lower case and are different"
@@ -55,6 +62,12 @@ def check_lengths(rows: PyTree, counts: Int[np.ndarray, " clients"]) -> None:
     Args:
         rows: Arrays with all rows on the leading axis.
         counts: Rows per client; 0 is a client without rows.
+
+    Example:
+        >>> check_lengths(np.zeros((4, 1)), np.array([2, 3]))
+        Traceback (most recent call last):
+            ...
+        ValueError: the arrays have [4] rows (-1: none) and the clients 5; they must agree
     """
     if counts.ndim != 1 or np.any(counts < 0):
         raise ValueError("counts must be a list with the number of rows of each client")
@@ -74,6 +87,12 @@ def check_columns(names: Sequence[str], rows: PyTree) -> None:
     Args:
         names: The names.
         rows: The rows, `Rows(x, y)` with x of shape (rows, columns).
+
+    Example:
+        >>> check_columns(["age"], Rows(np.zeros((4, 2)), np.zeros(4)))
+        Traceback (most recent call last):
+            ...
+        ValueError: 1 names were given for 2 columns of x; give one for each
     """
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"features must be a list of names, got {names!r}")
@@ -97,6 +116,12 @@ def check_same_columns(known: Sequence[str] | None, given: Sequence[str] | None)
     Args:
         known: Columns of the model; None where they have no names, which fits everything.
         given: Columns of the other data, or None.
+
+    Example:
+        >>> check_same_columns(["age", "dose"], ["dose", "age"])
+        Traceback (most recent call last):
+            ...
+        ValueError: the columns of these data are in another order: dose, age, and not age, dose
     """
     if known is None or given is None or tuple(known) == tuple(given):
         return
@@ -123,6 +148,12 @@ def check_limits(train_rows: int | None, few_rows: int | None, few_share: int | 
         train_rows: Most training rows per client.
         few_rows: Most training rows of a client that is drawn to have few.
         few_share: Share of the clients that are drawn to have few.
+
+    Example:
+        >>> check_limits(None, None, 0)
+        Traceback (most recent call last):
+            ...
+        ValueError: limited: give train_rows, or few_rows and few_share, or all three
     """
     if (few_rows is None) != (few_share == 0) or not 0 <= few_share <= 1:
         raise ValueError(
@@ -148,9 +179,10 @@ def _check_unique(what: str, values: np.ndarray) -> None:
         )
 
 
-def _alike(names: np.ndarray, keys: np.ndarray) -> str:
-    """The first names that have the same key, as text; empty where there are none."""
-    distinct, code, times = np.unique(keys, return_inverse=True, return_counts=True)
-    if len(distinct) == len(names):
+def _alike(names: np.ndarray, keys: Sequence[str]) -> str:
+    """Names that have the same key, as text; empty where there are none."""
+    if len(set(keys)) == len(keys):
         return ""
-    return " and ".join(repr(str(name)) for name in names[code == np.argmax(times > 1)])
+    twice = next(key for key, times in Counter(keys).items() if times > 1)
+    alike = [str(name) for name, key in zip(names, keys, strict=True) if key == twice]
+    return " and ".join(map(repr, alike))

@@ -38,6 +38,16 @@ def features_of(
 
     Returns:
         The features, rows on the leading axis.
+
+    Example:
+        >>> features_of(
+        ...     {"b": [1, 2], "a": [3, 4]},
+        ...     shape=(2,),
+        ...     dtype=np.dtype(np.float32),
+        ...     names=["a", "b"],
+        ...     scaling=None,
+        ... ).tolist()
+        [[3.0, 1.0], [4.0, 2.0]]
     """
     x = _array(table, shape, names)
     if scaling is None:

@@ -110,6 +110,11 @@ def at_random(
 
     Returns:
         The division.
+
+    Example:
+        >>> bounds = np.array([[0, 5, 5, 5]])
+        >>> at_random(bounds, np.array([0]), validation=0.2, test=0.4, seed=1).bounds.tolist()
+        [[0, 2, 3, 5]]
     """
     if min(validation, test) < 0 or validation + test >= 1:
         raise ValueError(
@@ -145,6 +150,11 @@ def limited(
 
     Returns:
         The division of the rows that are kept.
+
+    Example:
+        >>> bounds, ids = np.array([[0, 4, 4, 5]]), np.array([0])
+        >>> limited(bounds, ids, train_rows=1, few_rows=None, few_share=0, seed=1).bounds.tolist()
+        [[0, 1, 1, 2]]
     """
     trained = bounds[:, 1] - bounds[:, 0]
     # Hashed once more than for a split: of the same seed, both would otherwise order the rows

@@ -29,7 +29,18 @@ class Source(NamedTuple):
     path: Path | None = None
 
     def row(self, index: int) -> str:
-        """What to call a row by its index from 0: its line in the file, if there is a file."""
+        """What messages call a row.
+
+        Args:
+            index: Index of the row in the table, from 0.
+
+        Returns:
+            Its line in the file, if there is a file, otherwise its index.
+
+        Example:
+            >>> Source("bern").row(3)
+            'row 3 (from 0)'
+        """
         if self.path is None:
             return f"row {index} (from 0)"
         return f"line {csv_files.line_of(self.path, index)}"
@@ -62,6 +73,12 @@ def read(
 
     Returns:
         The data frame with different column names, and its source.
+
+    Example:
+        >>> from covey.datasets.sources import bundled
+        >>> frame, source = read(bundled("eight_schools.csv"), "schools")
+        >>> len(frame), source.row(0)
+        (8, 'line 2')
     """
     if isinstance(table, PathLike):
         try:
@@ -96,6 +113,13 @@ def many(
 
     Returns:
         The names of the feature columns, and the arrays of each client.
+
+    Example:
+        >>> import pandas
+        >>> bern = pandas.DataFrame({"age": [41, 67], "ill": [0, 1]})
+        >>> columns, tables = many({"bern": bern}, outcome="ill", features=None)
+        >>> columns, tables["bern"].x.tolist()
+        (['age'], [[41.0], [67.0]])
     """
     if not tables:
         raise ValueError("no tables were given; pass {name of client: table or path of a CSV file}")
@@ -140,6 +164,12 @@ def arrays(
 
     Returns:
         Features, outcomes and splits.
+
+    Example:
+        >>> import pandas
+        >>> bern = pandas.DataFrame({"age": [41, 67], "ill": [0, 1]})
+        >>> arrays(bern, Source("bern"), outcome="ill", features=["age"]).y.tolist()
+        [0.0, 1.0]
     """
     special = [outcome] if split_column is None else [outcome, split_column]
     check_columns(frame, [*special, *features], source)
@@ -172,6 +202,12 @@ def feature_columns(
 
     Returns:
         The names, in the order of the table.
+
+    Example:
+        >>> import pandas
+        >>> frame = pandas.DataFrame({"age": [41], "ill": [0]})
+        >>> feature_columns(frame, Source("bern"), without=["ill"])
+        ['age']
     """
     names = [str(column) for column in frame.columns if column not in without]
     if source.path is not None and any(name.startswith("Unnamed: ") for name in names):
@@ -228,6 +264,11 @@ def owners(frame: "pandas.DataFrame", column: str, source: Source) -> Shaped[np.
 
     Returns:
         The label of each row's client.
+
+    Example:
+        >>> import pandas
+        >>> owners(pandas.DataFrame({"site": [7, 3]}), "site", Source("all")).tolist()
+        [7, 3]
     """
     import pandas
 
@@ -275,6 +316,13 @@ def refuse_missing(
         columns: Their names.
         owner: Which client owns each row.
         source: Where the table comes from.
+
+    Example:
+        >>> x, owner = np.array([[np.nan]]), np.array(["bern"])
+        >>> refuse_missing(x, ["age"], owner, Source("a"))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: client 'bern' has 1 missing (NaN) feature cells in a: 1 in column 'age' ...
     """
     missing = np.isnan(x)
     bad = np.flatnonzero(missing.any(1))
@@ -297,6 +345,13 @@ def check_columns(frame: "pandas.DataFrame", columns: Sequence[str], source: Sou
         frame: The data frame.
         columns: Names of the columns that are needed.
         source: Where the data frame comes from.
+
+    Example:
+        >>> import pandas
+        >>> check_columns(pandas.DataFrame({"Age": [1]}), ["age"], Source("bern"))
+        Traceback (most recent call last):
+            ...
+        ValueError: bern has no column 'age' (did you mean 'Age'?); its columns are: Age
     """
     known = [str(name) for name in frame.columns]
     missing = [column for column in columns if column not in frame.columns]

@@ -40,6 +40,10 @@ class Scaling(NamedTuple):
 
         Returns:
             The z-scores, float32 (or float64, see `covey.data.values.float_type`).
+
+        Example:
+            >>> Scaling(np.array([50.0]), np.array([10.0])).apply(np.array([[65.0]])).tolist()
+            [[1.5]]
         """
         self._check_shape(x)
         out = np.empty(x.shape, float_type(x.dtype))
@@ -58,6 +62,10 @@ class Scaling(NamedTuple):
 
         Returns:
             The rows on the original scale, in float64. What was missing is the training mean.
+
+        Example:
+            >>> Scaling(np.array([50.0]), np.array([10.0])).invert(np.array([[1.5]])).tolist()
+            [[65.0]]
         """
         self._check_shape(x)
         return x.astype(np.float64) * self.scale + self.mean
@@ -70,6 +78,11 @@ class Scaling(NamedTuple):
 
         Returns:
             The scaling from the original rows to the final ones.
+
+        Example:
+            >>> second = Scaling(np.array([1.0]), np.array([2.0]))
+            >>> second.after(Scaling(np.array([50.0]), np.array([10.0]))).mean.tolist()
+            [60.0]
         """
         if first is None:
             return self
@@ -142,6 +155,12 @@ def check_same_scaling(known: Scaling | None, given: Scaling | None) -> None:
     Args:
         known: Scaling of the model's data; None where they were not standardised.
         given: Scaling of the other data, or None.
+
+    Example:
+        >>> check_same_scaling(None, Scaling(np.zeros(1), np.ones(1)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: these data were standardised and those of the run were not; ...
     """
     if known is None and given is None:
         return

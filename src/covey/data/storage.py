@@ -38,6 +38,14 @@ def write(directory: Path, stored: Stored) -> None:
     Args:
         directory: The target, which must not exist.
         stored: What to write.
+
+    Example:
+        >>> rows = Rows(np.zeros((2, 1)), np.zeros(2))
+        >>> bounds, ids = np.array([[0, 2, 2, 2]]), np.array([0])
+        >>> folder = Path(tempfile.mkdtemp()) / "set"
+        >>> write(folder, Stored(rows, bounds, ids, None, None, ("age",)))
+        >>> read(folder, memory_map=False).features
+        ('age',)
     """
     if directory.exists():
         raise ValueError(
@@ -80,7 +88,7 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
         memory_map: Whether rows stay on disk until they are used.
 
     Returns:
-        The contents of the directory.
+        The contents of the directory. See `write` for an example.
     """
     try:
         about = json.loads((directory / "about.json").read_text())

@@ -44,6 +44,12 @@ class Summary(NamedTuple):
         Returns:
             One mean per component, each the mean of a group.
 
+        Example:
+            >>> means, sizes = np.array([[0.0], [9.0]]), np.array([5, 6])
+            >>> summary = Summary(means, sizes, np.array([5.0]), np.array([[44.0]]))
+            >>> sorted(summary.starting_means(2, seed=1).tolist())
+            [[0.0], [9.0]]
+
         Reference: Arthur and Vassilvitskii (2007), k-means++: the advantages of careful seeding.
         """
         if not 1 <= components <= len(self.group_means):

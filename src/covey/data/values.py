@@ -53,6 +53,14 @@ def check_rows(
         classes: Number of labels, or None for a numeric outcome.
         allow_missing: Whether features may be NaN.
         columns: Names of the columns of x, for errors.
+
+    Example:
+        >>> rows = Rows(np.array([[1.0], [np.nan]]), np.zeros(2))
+        >>> options = {"classes": None, "allow_missing": False}
+        >>> check_rows(rows, np.array([1, 2]), str, **options)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: client '1' has 1 missing (NaN) feature cells: 1 in column 0 ...
     """
     features = rows.x if isinstance(rows, Rows) else rows
     for leaf in jax.tree.leaves(features):
@@ -73,6 +81,13 @@ def warn_if_constant(
         outcome: Name of the outcome's column.
         y: Outcome of each row.
         owner: Client of each row.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_if_constant("ill", np.ones(3), np.array(["a", "a", "b"]))
+        >>> str(caught[0].message)[:38]
+        "the outcome 'ill' is 1 in all 3 rows: "
     """
     if len(y) < 2:
         return
@@ -126,6 +141,10 @@ def settled(rows: PyTree, classes: int | None) -> PyTree:
     Returns:
         The rows with features as floats (see `float_type`), as uint8 for images or as int32 for
         codes, and outcomes as floats or, with `classes`, as int32.
+
+    Example:
+        >>> settled(Rows(np.zeros((2, 1)), np.array([0, 1])), classes=2).y.dtype
+        dtype('int32')
     """
     if not isinstance(rows, Rows):
         return jax.tree.map(_settled_features, rows)

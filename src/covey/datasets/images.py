@@ -212,6 +212,10 @@ def from_hub(
 
     Returns:
         The arrays.
+
+    Example:
+        >>> columns = {"x": "image", "y": "label"}
+        >>> from_hub("mnist", "mnist.npz", "ylecun/mnist", columns, "test")  # doctest: +SKIP
     """
     library = sources.hugging_face(name, wanted)
     table = library.load_dataset(repository, configuration, split=split)

@@ -21,6 +21,10 @@ def data_directory() -> Path | None:
 
     Returns:
         The folder, or None where the variable is not set.
+
+    Example:
+        >>> data_directory()  # doctest: +SKIP
+        PosixPath('/data')
     """
     given = os.environ.get("COVEY_DATA_DIR")
     if not given:
@@ -36,6 +40,10 @@ def cache_directory() -> Path:
 
     Returns:
         `COVEY_CACHE_DIR` where it is set, otherwise `covey` in the user's cache folder.
+
+    Example:
+        >>> cache_directory().name  # doctest: +SKIP
+        'covey'
     """
     given = os.environ.get("COVEY_CACHE_DIR")
     if given:
@@ -68,6 +76,10 @@ def local(name: str) -> Path | None:
 
     Returns:
         The path, or None where there is no such file.
+
+    Example:
+        >>> local("no such file") is None
+        True
     """
     directory = data_directory()
     if directory is None or not (directory / name).is_file():
@@ -88,6 +100,9 @@ def cached(name: str, fetch: Callable[[], dict[str, np.ndarray]]) -> dict[str, n
 
     Returns:
         The arrays.
+
+    Example:
+        >>> cached("mnist-test", lambda: {"x": np.zeros(3)})  # doctest: +SKIP
     """
     path = cache_directory() / f"{name}.npz"
     recorded = path.with_name(path.name + ".sha256")
@@ -121,6 +136,10 @@ def hugging_face(data_set: str, wanted: str, module: str = "datasets") -> Module
 
     Returns:
         The imported package.
+
+    Example:
+        >>> hugging_face("mnist", "mnist/mnist.npz").__name__  # doctest: +SKIP
+        'datasets'
     """
     try:
         return importlib.import_module(module)
