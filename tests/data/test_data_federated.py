@@ -59,7 +59,7 @@ def test_from_arrays_names_clients_by_their_text_labels():
     data = FederatedData.from_arrays(
         np.zeros((3, 1)), np.zeros(3), np.asarray(["zug", "bern", "zug"])
     )
-    assert [data.name_of(place) for place in range(2)] == ["bern", "zug"]
+    assert [data.name_of(position) for position in range(2)] == ["bern", "zug"]
     assert data.ids.tolist() == [0, 1]
     assert data.position_of("zug") == data.position_of(1) == 1
 
@@ -90,7 +90,7 @@ def test_right_types_are_not_copied():
 
 @settings(max_examples=60, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     test=st.floats(0, 0.97),
     of_the_rest=st.floats(0, 0.97),
     seed=st.integers(0, 2**63),
@@ -102,11 +102,11 @@ def test_a_split_divides_each_clients_rows(counts, test, of_the_rest, seed):
     assert np.all(np.diff(parted.bounds, axis=1) >= 0)
     for position, count in enumerate(counts):
         assert as_set(all_of(parted, position)) == as_set(all_of(data, position))
-        assert parted.counts("train")[position] >= 1
-        wanted = min(int(np.floor(count * test + 0.5)), count - 1)
+        assert parted.counts("train")[position] >= min(count, 1)
+        wanted = min(int(np.floor(count * test + 0.5)), max(count - 1, 0))
         assert parted.counts("test")[position] == wanted
         assert parted.counts("validation")[position] == min(
-            int(np.floor(count * validation + 0.5)), count - 1 - wanted
+            int(np.floor(count * validation + 0.5)), max(count - 1, 0) - wanted
         )
     # features and outcome travel together
     assert as_set(np.c_[parted.rows.x, parted.rows.y]) == as_set(np.c_[data.rows.x, data.rows.y])
@@ -134,11 +134,11 @@ def test_every_row_is_equally_likely_to_be_a_test_row():
     # 4,000 clients of 10 rows, 2 of them tests: each row number is a test row 800 times on average,
     # with variance 640.
     parted = ragged([10] * 4000).split(0.2, 0.2, seed=11)
-    place = np.concatenate([rows_of(parted, client, "test").x[:, 1] for client in range(4000)])
-    times = np.bincount(place.astype(int), minlength=10)
+    index = np.concatenate([rows_of(parted, client, "test").x[:, 1] for client in range(4000)])
+    times = np.bincount(index.astype(int), minlength=10)
     assert np.all(np.abs(times - 800) < 4.5 * np.sqrt(640))
     # and pairs of neighbours are together as often as chance says, 1/45 of the clients
-    pair = place.reshape(-1, 2)
+    pair = index.reshape(-1, 2)
     neighbours = np.sum(np.abs(pair[:, 0] - pair[:, 1]) == 1)
     assert abs(neighbours - 4000 * 9 / 45) < 4.5 * np.sqrt(4000 * 0.2 * 0.8)
 
@@ -151,9 +151,9 @@ def test_a_split_refuses_bad_fractions(validation, test):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    most=st.integers(1, 30),
-    few=st.integers(1, 30),
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    most=st.integers(0, 30),
+    few=st.integers(0, 30),
     share=st.floats(0.01, 1.0),
     seed=st.integers(0, 2**63),
 )
@@ -217,8 +217,8 @@ def test_a_limit_after_a_split_of_the_same_seed_is_still_fair():
     ("limits", "message"),
     [
         ({}, "give train_rows, or few_rows and few_share"),
-        ({"train_rows": 0}, "train_rows must be at least 1, got 0"),
-        ({"few_rows": 0, "few_share": 0.5}, "few_rows must be at least 1, got 0"),
+        ({"train_rows": -1}, "train_rows must be at least 0, got -1"),
+        ({"few_rows": -1, "few_share": 0.5}, "few_rows must be at least 0, got -1"),
         ({"few_rows": 3}, r"goes with a few_share in \(0, 1\], got few_rows=3, few_share=0.0"),
         ({"train_rows": 3, "few_share": 0.5}, "got few_rows=None, few_share=0.5"),
         ({"few_rows": 3, "few_share": 1.5}, "got few_rows=3, few_share=1.5"),
@@ -236,12 +236,12 @@ def test_limits_that_are_refused(limits, message):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_subset_keeps_ids_names_parts_and_rows(data):
-    counts = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+    counts = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     chosen = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1, unique=True))
     whole = ragged(
         counts,
         ids=7 * np.arange(len(counts)) + 3,
-        names=[f"n{place}" for place in range(len(counts))],
+        names=[f"n{position}" for position in range(len(counts))],
     )
     whole = whole.split(0.25, 0.25, seed=3)
     split = whole.subset(chosen)
@@ -328,5 +328,5 @@ def test_rows_in_a_part_are_those_of_its_clients_in_turn():
     )
     data = data.split(0.3, 0.3, seed=0)
     for split in ("train", "validation", "test"):
-        each = [data.rows_of(place, split).x for place in range(2)]
+        each = [data.rows_of(position, split).x for position in range(2)]
         np.testing.assert_array_equal(data.rows_in(split).x, np.concatenate(each))

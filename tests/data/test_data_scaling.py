@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from covey.data import FederatedData, Scaling, checks
+from covey.data import FederatedData, Scaling, values
 
 
 def skewed(seed=0, rows=400):
@@ -17,7 +17,7 @@ def skewed(seed=0, rows=400):
 
 def test_scores_are_those_of_the_pooled_training_rows(monkeypatch):
     monkeypatch.setattr(
-        checks, "_BLOCK_BYTES", 300
+        values, "_BLOCK_BYTES", 300
     )  # many blocks, whose borders are not those of clients
     x, y, client = skewed()
     data = FederatedData.from_arrays(x, y, client).split(0.3, 0.2, seed=1)

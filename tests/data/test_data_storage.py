@@ -34,8 +34,8 @@ def test_what_is_opened_is_what_was_saved(tmp_path, memory_map, names, features)
         assert one.dtype == other.dtype
     assert again.spec == data.spec
     assert again.features == features
-    assert [again.name_of(place) for place in range(3)] == [
-        data.name_of(place) for place in range(3)
+    assert [again.name_of(position) for position in range(3)] == [
+        data.name_of(position) for position in range(3)
     ]
     assert again.position_of(data.name_of(2)) == 2
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["set"]

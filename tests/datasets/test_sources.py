@@ -67,7 +67,7 @@ def use(monkeypatch, tables):
 def test_a_missing_data_set_says_what_to_do(places):
     with pytest.raises(
         ValueError,
-        match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*pip install 'covey\[datasets\]'",
+        match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*install 'covey\[datasets\]'",
     ):
         load("mnist", partition="iid", clients=2, seed=0)
     with pytest.raises(
@@ -152,8 +152,8 @@ def test_both_parts_together(places, monkeypatch):
     tables = {
         ("uoft-cs/cifar100", split): {
             "img": pictures(rows, 32, 32, 3, seed=rows),
-            "fine_label": [place % 4 for place in range(rows)],
-            "coarse_label": [place % 4 // 2 for place in range(rows)],
+            "fine_label": [position % 4 for position in range(rows)],
+            "coarse_label": [position % 4 // 2 for position in range(rows)],
         }
         for split, rows in (("train", 16), ("test", 8))
     }
@@ -220,10 +220,10 @@ def test_femnist_from_the_public_source_has_its_writers(places, monkeypatch):
     use(monkeypatch, {("flwrlabs/femnist", "train"): table})
     for _ in range(2):  # fetched, then from the cache
         data = load("femnist")
-        assert [data.name_of(place) for place in range(2)] == ["f00", "f01"]
+        assert [data.name_of(position) for position in range(2)] == ["f00", "f01"]
         assert data.rows.y.tolist() == [61, 4, 0, 3, 5]
         assert np.array_equal(data.rows.x[0, ..., 0], table["image"][1])
-    with pytest.raises(ValueError, match="no test rows of its own"):
+    with pytest.raises(ValueError, match="the public FEMNIST has no test rows; take"):
         load("femnist", split="test")
 
 
@@ -241,7 +241,7 @@ def test_shakespeare_is_put_together_from_its_windows(places, monkeypatch):
     use(monkeypatch, {("flwrlabs/shakespeare", "train"): columns})
     for _ in range(2):
         data = load("shakespeare", min_characters=100, stride=7)
-        assert [data.name_of(place) for place in range(2)] == ["HAM", "OPH"]
+        assert [data.name_of(position) for position in range(2)] == ["HAM", "OPH"]
         assert data.counts("train").tolist() == [
             len(range(0, len(text) - 80, 7)) for text in speech.values()
         ]

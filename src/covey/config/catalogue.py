@@ -97,23 +97,50 @@ def table(
     *,
     outcome: str,
     client: str,
+    clients: list[str] | None = None,
     features: list[str] | None = None,
+    split_column: str | None = None,
     classes: int | None = None,
     allow_missing: bool = False,
 ) -> FederatedData:
-    """A CSV file whose column `client` says whose a row is."""
+    """A CSV file with the rows of all clients; see `FederatedData.from_table`.
+
+    Args:
+        path: The file, UTF-8 text with a header.
+        outcome: Name of the outcome's column.
+        client: Name of the column that says which client owns a row.
+        clients: Names of all clients, also of those without rows. Default: those in the file.
+        features: Names of the feature columns. Default: all other columns.
+        split_column: Name of the column that says which rows are "train", "validation" and "test"
+            rows. Default: all are training rows.
+        classes: Number of labels 0, 1, ...; leave it out for a numeric outcome.
+        allow_missing: Whether features may be missing; `standardise = true` fills them.
+
+    Returns:
+        The data.
+    """
     return FederatedData.from_table(
         path,
         outcome=outcome,
         client=client,
+        clients=clients,
         features=features,
+        split_column=split_column,
         classes=classes,
         allow_missing=allow_missing,
     )
 
 
 def saved(path: Path, *, memory_map: bool = True) -> FederatedData:
-    """Data that `FederatedData.save` wrote."""
+    """Data that `FederatedData.save` wrote.
+
+    Args:
+        path: The directory.
+        memory_map: Whether rows stay on disk until they are used.
+
+    Returns:
+        The data, with their splits and their scaling.
+    """
     return FederatedData.open(path, memory_map=memory_map)
 
 
@@ -121,7 +148,7 @@ LOADED: dict[str, Loader] = {
     **LOADERS,
     "table": Loader(
         table,
-        "your own CSV file: a line is a row, and the column `client` says whose it is",
+        "your own CSV file: one row per line, and a column that says which client owns it",
         "yours",
         "path",
     ),

@@ -1,40 +1,99 @@
-"""Z-scores from federated sums.
-
-Each client gives the number of observed values of a feature, their sum and the sum of their squares
-over its training rows; the totals give the mean and the scale that every client then uses. No row
-leaves a client; validation and test rows are not used.
-"""
+"""Z-scores from federated sums: standardised features, and the scale to put new rows on."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Shaped
+from jaxtyping import Bool, Float, Shaped
 
-from covey.data.checks import blocks
+from covey.data.checks import check_same_columns
+from covey.data.values import blocks, float_type
 
 
 class Scaling(NamedTuple):
-    """x becomes (x - mean) / scale. A missing value becomes the training mean, which is zero on the
-    new scale.
+    """A map of features to z-scores: x becomes (x - mean) / scale.
+
+    mean: of each feature over the training rows.
+    scale: standard deviation of each feature over the training rows; 1 for a constant feature.
+    names: of the features, where they have names.
+
+    Example:
+        >>> scaling = Scaling(np.array([50.0]), np.array([10.0]), ("age",))
+        >>> scaling.apply(np.array([[65.0], [np.nan]])).tolist()
+        [[1.5], [0.0]]
+        >>> scaling.invert(np.array([[1.5]])).tolist()
+        [[65.0]]
     """
 
     mean: Float[np.ndarray, "*features"]
     scale: Float[np.ndarray, "*features"]
+    names: tuple[str, ...] | None = None
 
     def apply(
         self, x: Shaped[np.ndarray, " rows *features"]
-    ) -> Float32[np.ndarray, " rows *features"]:
-        """Rows on this scale."""
-        if x.shape[1:] != self.mean.shape:
-            raise ValueError(
-                f"rows of shape {x.shape[1:]} were given to a scaling of features of shape {self.mean.shape}"
-            )
-        out = np.empty(x.shape, np.float32)
+    ) -> Float[np.ndarray, " rows *features"]:
+        """Rows as z-scores.
+
+        Args:
+            x: Rows on the original scale. A missing value becomes the training mean, which is 0
+                on the new scale.
+
+        Returns:
+            The z-scores, float32 (or float64, see `covey.data.values.float_type`).
+
+        Example:
+            >>> Scaling(np.array([50.0]), np.array([10.0])).apply(np.array([[65.0]])).tolist()
+            [[1.5]]
+        """
+        self._check_shape(x)
+        out = np.empty(x.shape, float_type(x.dtype))
         for begin, block in blocks(x):
             scores = (block.astype(np.float64) - self.mean) / self.scale
             out[begin : begin + len(block)] = np.where(np.isnan(scores), 0.0, scores)
         return out
+
+    def invert(
+        self, x: Shaped[np.ndarray, " rows *features"]
+    ) -> Float[np.ndarray, " rows *features"]:
+        """Rows on their original scale, mean + scale x.
+
+        Args:
+            x: Rows as z-scores.
+
+        Returns:
+            The rows on the original scale, in float64. What was missing is the training mean.
+
+        Example:
+            >>> Scaling(np.array([50.0]), np.array([10.0])).invert(np.array([[1.5]])).tolist()
+            [[65.0]]
+        """
+        self._check_shape(x)
+        return x.astype(np.float64) * self.scale + self.mean
+
+    def after(self, first: "Scaling | None") -> "Scaling":
+        """The scaling that does `first` and then this one, in one step.
+
+        Args:
+            first: The scaling that the rows went through before, if any.
+
+        Returns:
+            The scaling from the original rows to the final ones.
+
+        Example:
+            >>> second = Scaling(np.array([1.0]), np.array([2.0]))
+            >>> second.after(Scaling(np.array([50.0]), np.array([10.0]))).mean.tolist()
+            [60.0]
+        """
+        if first is None:
+            return self
+        return Scaling(first.mean + first.scale * self.mean, first.scale * self.scale, self.names)
+
+    def _check_shape(self, x: np.ndarray) -> None:
+        if x.shape[1:] != self.mean.shape:
+            raise ValueError(
+                f"rows of shape {x.shape[1:]} were given to a scaling of features of shape"
+                f" {self.mean.shape}"
+            )
 
 
 def fit(
@@ -42,11 +101,30 @@ def fit(
     is_train: Bool[np.ndarray, " rows"],
     names: Sequence[str] | None = None,
 ) -> Scaling:
-    """The scaling of the training rows: mean = S1/n and scale^2 = S2/n - mean^2 over observed
-    values, summed in float64.
+    """The scaling of the training rows, from sums that clients may share.
 
-    names: of the columns, for errors.
+    Each client gives the number n of observed values of a feature, their sum S1 and the sum of
+    their squares S2 over its training rows; no row leaves a client. Of the totals, in float64,
+
+        mean = S1 / n,    scale^2 = S2 / n - mean^2.
+
+    Args:
+        x: Features of all rows; NaN is a missing value.
+        is_train: True for training rows; the others are not used.
+        names: Names of the features.
+
+    Returns:
+        The scaling.
+
+    Example:
+        >>> fit(np.array([[1.0], [3.0], [99.0]]), np.array([True, True, False])).mean.tolist()
+        [2.0]
     """
+    if not is_train.any():
+        raise ValueError(
+            "there are no training rows to take means and scales from; pass scaling=, the scaling"
+            " of the data that the model is trained on"
+        )
     count = np.zeros(x.shape[1:], np.int64)
     total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
     for begin, block in blocks(x):
@@ -57,13 +135,47 @@ def fit(
         total += values.sum(0)
         squares += np.square(values).sum(0)
     if np.any(count == 0):
-        place = np.argwhere(count == 0)[0].tolist()
-        feature = place if names is None else repr(names[place[0]])
+        index = np.argwhere(count == 0)[0].tolist()
+        feature = index if names is None else repr(names[index[0]])
         raise ValueError(
             f"feature {feature} has no observed value in any training row; leave that column out"
         )
     mean = total / count
     variance = squares / count - np.square(mean)
-    # Rows are float32: a spread below its resolution is rounding, not information.
-    is_constant = variance <= np.square(np.finfo(np.float32).eps * mean)
-    return Scaling(mean, np.where(is_constant, 1.0, np.sqrt(np.maximum(variance, 0.0))))
+    # A spread below the resolution of the rows, or of the sums, is rounding and no information.
+    resolution = max(np.finfo(float_type(x.dtype)).eps ** 2, 16 * np.finfo(np.float64).eps)
+    is_constant = variance <= resolution * np.square(mean)
+    scale = np.where(is_constant, 1.0, np.sqrt(np.maximum(variance, 0.0)))
+    return Scaling(mean, scale, None if names is None else tuple(names))
+
+
+def check_same_scaling(known: Scaling | None, given: Scaling | None) -> None:
+    """Check that other data are on the scale of the data that a model was trained on.
+
+    Args:
+        known: Scaling of the model's data; None where they were not standardised.
+        given: Scaling of the other data, or None.
+
+    Example:
+        >>> check_same_scaling(None, Scaling(np.zeros(1), np.ones(1)))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: these data were standardised and those of the run were not; ...
+    """
+    if known is None and given is None:
+        return
+    if known is None:
+        raise ValueError(
+            "these data were standardised and those of the run were not; pass them as they were"
+        )
+    if given is None:
+        raise ValueError(
+            "the data of the run were standardised and these were not; pass"
+            " data.standardised(scaling=run.data.scaling)[0]"
+        )
+    check_same_columns(known.names, given.names)
+    if not (np.array_equal(known.mean, given.mean) and np.array_equal(known.scale, given.scale)):
+        raise ValueError(
+            "these data were standardised by other rows than those of the run; pass"
+            " data.standardised(scaling=run.data.scaling)[0], made of the original data"
+        )

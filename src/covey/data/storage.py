@@ -1,5 +1,5 @@
-"""Federated data on disk: one .npy file for each array, so that rows can be memory-mapped, and a
-small JSON file.
+"""Federated data on disk: one .npy file per array, so that rows can be memory-mapped, and a small
+JSON file.
 """
 
 import json
@@ -12,14 +12,14 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from covey.core.shard import Rows
+from covey.data.scaling import Scaling
 
 _FORMAT = "covey federated data"
 _VERSION = 1
-_ARRAYS = ("x", "y", "bounds", "ids")
 
 
 class Stored(NamedTuple):
-    """What a directory holds."""
+    """What a directory holds: the fields of `FederatedData`."""
 
     rows: Rows
     bounds: Int[np.ndarray, "clients 4"]
@@ -27,11 +27,25 @@ class Stored(NamedTuple):
     names: Shaped[np.ndarray, " clients"] | None
     classes: int | None
     features: tuple[str, ...] | None
+    scaling: Scaling | None = None
 
 
 def write(directory: Path, stored: Stored) -> None:
-    """Write to a temporary directory beside the target, then rename: the target exists completely
-    or not at all.
+    """Write to a temporary directory beside the target, then rename it.
+
+    The target exists completely or not at all.
+
+    Args:
+        directory: The target, which must not exist.
+        stored: What to write.
+
+    Example:
+        >>> rows = Rows(np.zeros((2, 1)), np.zeros(2))
+        >>> bounds, ids = np.array([[0, 2, 2, 2]]), np.array([0])
+        >>> folder = Path(tempfile.mkdtemp()) / "set"
+        >>> write(folder, Stored(rows, bounds, ids, None, None, ("age",)))
+        >>> read(folder, memory_map=False).features
+        ('age',)
     """
     if directory.exists():
         raise ValueError(
@@ -40,10 +54,14 @@ def write(directory: Path, stored: Stored) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        for name, array in zip(_ARRAYS, (*stored.rows, stored.bounds, stored.ids), strict=True):
-            np.save(work / f"{name}.npy", array, allow_pickle=False)
+        x, y = stored.rows
+        arrays = {"x": x, "y": y, "bounds": stored.bounds, "ids": stored.ids}
         if stored.names is not None:
-            np.save(work / "names.npy", stored.names, allow_pickle=False)
+            arrays["names"] = stored.names
+        if stored.scaling is not None:
+            arrays["scaling"] = np.stack([stored.scaling.mean, stored.scaling.scale])
+        for name, array in arrays.items():
+            np.save(work / f"{name}.npy", array, allow_pickle=False)
         about = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -52,6 +70,7 @@ def write(directory: Path, stored: Stored) -> None:
             "classes": stored.classes,
             "named": stored.names is not None,
             "features": stored.features,
+            "standardised": stored.scaling is not None,
         }
         (work / "about.json").write_text(json.dumps(about, indent=2) + "\n")
         work.chmod(0o755)  # mkdtemp makes it private; data is shared like any other file
@@ -62,7 +81,15 @@ def write(directory: Path, stored: Stored) -> None:
 
 
 def read(directory: Path, *, memory_map: bool) -> Stored:
-    """The arrays of a directory. Memory-mapped, nothing of the rows is read until it is used."""
+    """Read what `write` wrote.
+
+    Args:
+        directory: The directory.
+        memory_map: Whether rows stay on disk until they are used.
+
+    Returns:
+        The contents of the directory. See `write` for an example.
+    """
     try:
         about = json.loads((directory / "about.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
@@ -72,9 +99,11 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
     if about.get("format") != _FORMAT or about.get("version") != _VERSION:
         found = (about.get("format"), about.get("version"))
         raise ValueError(
-            f"{directory / 'about.json'} says {found}; this version of covey reads {(_FORMAT, _VERSION)}"
+            f"{directory / 'about.json'} says {found}; this version of covey reads"
+            f" {(_FORMAT, _VERSION)}"
         )
-    mode = "r" if memory_map else None
+    # An array without rows cannot be memory-mapped.
+    mode = "r" if memory_map and about["rows"] else None
     x, y = (
         np.load(directory / f"{name}.npy", mmap_mode=mode, allow_pickle=False)
         for name in ("x", "y")
@@ -83,7 +112,7 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
         np.load(directory / f"{name}.npy", allow_pickle=False) for name in ("bounds", "ids")
     )
     names = (
-        np.load(directory / "names.npy", mmap_mode=mode, allow_pickle=False)
+        np.load(directory / "names.npy", mmap_mode="r" if memory_map else None, allow_pickle=False)
         if about["named"]
         else None
     )
@@ -92,14 +121,13 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
         or not len(bounds) == len(ids) == about["clients"]
     ):
         raise ValueError(
-            f"the files of {directory} do not fit together; some were replaced after they were saved"
+            f"the files of {directory} do not fit together; some were replaced after they were"
+            " saved"
         )
-    features = about.get("features")  # directories of before have no such line
-    return Stored(
-        Rows(x, y),
-        bounds,
-        ids,
-        names,
-        about["classes"],
-        None if features is None else tuple(features),
-    )
+    # Directories of earlier versions have neither names of columns nor a scaling.
+    features = None if about.get("features") is None else tuple(about["features"])
+    scaling = None
+    if about.get("standardised", False):
+        mean, scale = np.load(directory / "scaling.npy", allow_pickle=False)
+        scaling = Scaling(mean, scale, features)
+    return Stored(Rows(x, y), bounds, ids, names, about["classes"], features, scaling)

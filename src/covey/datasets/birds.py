@@ -1,8 +1,7 @@
-"""Counts of birds by volunteers: observed cells of a matrix of sites, by years or species, each
-observer a client.
+"""Counts of birds by volunteers: observed cells of a matrix of sites by years or species.
 
-A row is an observation: x = (site, column), counted from 0, sites in sorted order; the outcome is
-the count. Files are read from `COVEY_DATA_DIR`.
+Each observer is a client. A row is an observation: x = (index of the site, index of the column),
+sites in sorted order; the outcome is the count. Files are read from `COVEY_DATA_DIR`.
 """
 
 from typing import TYPE_CHECKING
@@ -20,8 +19,15 @@ WREN_YEARS = range(1968, 2025)
 
 
 def green_woodpecker() -> FederatedData:
-    """Most woodpeckers of a year's visits to a Swiss quadrat; a column is a year. No visit or no
-    observer is a gap.
+    """Green Woodpeckers in Swiss quadrats, 2004 to 2017.
+
+    Returns:
+        One row per quadrat and year that was visited by a known observer: the largest count of the
+        year's visits. Columns of the matrix are years.
+
+    Example:
+        >>> green_woodpecker().clients  # doctest: +SKIP
+        437
     """
     table = _read(
         "green_woodpecker_wide.csv.gz", "the table `greenWoodpecker` of the R package AHMbook"
@@ -39,8 +45,15 @@ def green_woodpecker() -> FederatedData:
 
 
 def pacific_wren() -> FederatedData:
-    """Pacific Wrens along routes of the North American Breeding Bird Survey; a column is a year.
-    There are no counts of zero.
+    """Pacific Wrens along routes of the North American Breeding Bird Survey, 1968 to 2024.
+
+    Returns:
+        One row per route and year with a count; there are no counts of zero. Columns of the matrix
+        are years.
+
+    Example:
+        >>> pacific_wren().clients  # doctest: +SKIP
+        683
     """
     table = _read(
         "bbs_pacific_wren.csv.gz", "the table `bbs_data_sample` of the R package bbsBayes2"
@@ -52,8 +65,15 @@ def pacific_wren() -> FederatedData:
 
 
 def swiss_birds() -> FederatedData:
-    """Most birds of a species in the visits of 2014 to a Swiss quadrat; a column is a species, in
-    the order of the alphabet.
+    """Birds of 158 species in Swiss quadrats, 2014.
+
+    Returns:
+        One row per quadrat and species: the largest count of the visits. Columns of the matrix are
+        species, in alphabetical order.
+
+    Example:
+        >>> swiss_birds().clients  # doctest: +SKIP
+        191
     """
     table = _read(
         "mhb2014_long.csv.gz", "the array `MHB2014` of the R package AHMbook, as a long table"
@@ -78,6 +98,7 @@ def _read(file: str, origin: str) -> "pandas.DataFrame":
     path = sources.local(f"birds/{file}")
     if path is None:
         raise ValueError(
-            f"birds/{file} was not found, and it is not bundled: set COVEY_DATA_DIR to a directory that has it. It is {origin}"
+            f"birds/{file} was not found, and it is not bundled: set COVEY_DATA_DIR to a directory"
+            f" that has it. It is {origin}"
         )
     return pandas.read_csv(path)

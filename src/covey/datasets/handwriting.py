@@ -1,6 +1,4 @@
-"""EMNIST and FEMNIST: handwritten characters of NIST Special Database 19, read from their public
-formats.
-"""
+"""EMNIST and FEMNIST: handwritten characters of NIST Special Database 19."""
 
 import gzip
 import json
@@ -37,8 +35,25 @@ def emnist(
     classes: int | None = None,
     seed: int | None = None,
 ) -> FederatedData:
-    """One of the six subsets of EMNIST, which differ in their labels; divided like the other image
-    sets.
+    """One of the six subsets of EMNIST, which differ in their labels.
+
+    Args:
+        subset: "byclass" (62 labels, the default), "bymerge" or "balanced" (47), "letters" (26),
+            "digits" or "mnist" (10).
+        split: Which rows of the official division to take; see `images.load_images`, also for the
+            other arguments.
+        by: "label", for one client per label.
+        partition: How to divide the rows among clients, such as "dirichlet".
+        clients: Number of clients of a partition.
+        alpha: Concentration of a partition's shares.
+        classes: Labels per client of the partition "classes".
+        seed: Seed of a partition.
+
+    Returns:
+        The data.
+
+    Example:
+        >>> emnist(subset="digits", partition="iid", clients=10, seed=1)  # doctest: +SKIP
     """
     if subset not in _EMNIST_CLASSES:
         raise ValueError(f"subset={subset!r}: EMNIST has {', '.join(_EMNIST_CLASSES)}")
@@ -61,8 +76,20 @@ def emnist(
 
 
 def idx(path: Path) -> UInt8[np.ndarray, "..."]:
-    """An array from a gzipped IDX file of unsigned bytes: two zero bytes, type 8, the rank,
-    big-endian sizes, values.
+    """Read a gzipped IDX file of unsigned bytes: two zero bytes, type 8, rank, sizes, values.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The array.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.gz"
+        >>> _ = path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])))
+        >>> idx(path).tolist()
+        [7, 9]
     """
     with gzip.open(path, "rb") as file:
         content = file.read()
@@ -126,8 +153,21 @@ def _femnist_local(split: OfficialSplit) -> Arrays | None:
 
 
 def leaf(files: list[Path]) -> Arrays:
-    """Images, labels and writers from the JSON files of LEAF: {"users": [...], "user_data": {user:
-    {"x": ..., "y": ...}}}.
+    """Read the JSON files of LEAF: {"users": [...], "user_data": {user: {"x": ..., "y": ...}}}.
+
+    Args:
+        files: The files; a writer may have rows in several.
+
+    Returns:
+        Images "x", labels "y" and the "writer" of each image.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "a.json"
+        >>> rows = {"x": [[0.0] * 784], "y": [3]}
+        >>> _ = path.write_text(json.dumps({"users": ["f1"], "user_data": {"f1": rows}}))
+        >>> leaf([path])["writer"].tolist()
+        ['f1']
     """
     x, y, writer = [], [], []
     for path in files:
@@ -137,7 +177,8 @@ def leaf(files: list[Path]) -> Arrays:
             pixels = np.asarray(rows["x"], np.float32)
             if pixels.shape != (len(rows["y"]), 784):
                 raise ValueError(
-                    f"{path}: writer {user!r} has {len(rows['y'])} labels and pixels of shape {pixels.shape}"
+                    f"{path}: writer {user!r} has {len(rows['y'])} labels and pixels of shape"
+                    f" {pixels.shape}"
                 )
             x.append(np.rint(255 * pixels).astype(np.uint8).reshape(-1, 28, 28, 1))
             y.append(np.asarray(rows["y"], np.uint8))
@@ -148,7 +189,7 @@ def leaf(files: list[Path]) -> Arrays:
 def _femnist_fetch(split: OfficialSplit) -> Arrays:
     if split == "test":
         raise ValueError(
-            "the public FEMNIST has no test rows of its own; take split='train' and use FederatedData.split"
+            "the public FEMNIST has no test rows; take split='train' and use FederatedData.split"
         )
     columns = {"x": "image", "y": "character", "writer": "writer_id"}
     return from_hub("femnist", "femnist/*.json (of LEAF)", "flwrlabs/femnist", columns, split)

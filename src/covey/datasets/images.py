@@ -1,9 +1,4 @@
-"""Image data sets: rows of uint8 pixels (height, width, channels) and labels.
-
-The division into clients is either in the data (`by`: the writer, the digit, ...) or made
-(`partition`, see the module of that name). `split` says which rows of the official division are
-used; each client's own split is `FederatedData.split`. Nothing random has a default seed.
-"""
+"""Image data sets: rows of uint8 pixels (height, width, channels) and labels."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +18,8 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 class ImageSet(NamedTuple):
     """How to get an image data set.
 
+    name: what errors and the cache call it.
+    classes: number of labels.
     local: reads a split (`x`, `y` and groups) from `COVEY_DATA_DIR`, None where it is not there.
     fetch: gets a split from the public source.
     by: the groups by which rows can be divided, the default first. The group "label" is the label.
@@ -47,11 +44,35 @@ def load_images(
     classes: int | None = None,
     seed: int | None = None,
 ) -> FederatedData:
-    """An image data set, divided `by` a group of the data or by one of these values of `partition`.
+    """Load an image data set and divide its rows among clients.
 
-    "iid" (clients, seed), "dirichlet" (clients, alpha, seed), "quantity" (clients, alpha, seed),
-    "classes" (clients, classes, seed), and for CIFAR-100 "pachinko" (clients, alpha, beta, seed).
-    Without either, data that have clients of their own, such as writers, are divided by these.
+    The clients are either groups in the data (`by`) or made at random (`partition`):
+
+        partition     needs                          see `covey.data.partition`
+        "iid"         clients, seed                  iid
+        "dirichlet"   clients, alpha, seed           label_dirichlet
+        "quantity"    clients, alpha, seed           quantity_skew
+        "classes"     clients, classes, seed         classes_per_client
+        "pachinko"    clients, alpha, beta, seed     pachinko, for CIFAR-100
+
+    Args:
+        images: The data set.
+        split: Which rows of the official division to take. `FederatedData.split` divides the rows
+            of each client afterwards.
+        by: Group of the data that makes a client, such as "writer" or "digit". Default: the
+            writer, where the data know it.
+        partition: How to divide the rows, if not by a group.
+        clients: Number of clients of the partition.
+        alpha: Concentration of the partition's shares; smaller values make clients more different.
+        beta: Concentration of the shares of fine labels, for "pachinko".
+        classes: Labels per client, for "classes".
+        seed: Seed of the partition.
+
+    Returns:
+        The data.
+
+    Example:
+        >>> load_images(MNIST, partition="iid", clients=10, seed=1)  # doctest: +SKIP
     """
     if split not in ("train", "test", "all"):
         raise ValueError(f"split={split!r}: choose 'train', 'test' or 'all'")
@@ -62,8 +83,8 @@ def load_images(
     if by is None and partition is None:
         if images.by[0] == "label":
             raise ValueError(
-                f"{images.name} has no clients of its own: choose a partition, such as partition='dirichlet', clients=100,"
-                " alpha=0.4, seed=0"
+                f"the data set {images.name} does not say who made an image: choose a partition,"
+                " such as partition='dirichlet', clients=100, alpha=0.4, seed=0"
             )
         by = images.by[0]
     if by is not None:
@@ -76,8 +97,9 @@ def load_images(
         owner = rows[by]
     else:
         raise ValueError(
-            f"the public source of {images.name} does not say the {by} of an image; set COVEY_DATA_DIR to a directory that has"
-            f" the {by}s, or choose a partition, such as partition='iid'"
+            f"the public source of {images.name} does not say the {by} of an image; set"
+            f" COVEY_DATA_DIR to a directory that has the {by}s, or choose a partition, such as"
+            " partition='iid'"
         )
     return FederatedData.from_arrays(rows["x"], rows["y"], owner, classes=images.classes)
 
@@ -93,7 +115,8 @@ def _check_by(
         )
     if options:
         raise ValueError(
-            f"by={by!r} takes its clients from the data; leave out {', '.join(options)}, or choose a partition"
+            f"by={by!r} takes its clients from the data; leave out {', '.join(options)}, or choose"
+            " a partition"
         )
 
 
@@ -120,7 +143,8 @@ def _divide(
     way, needs = ways[name]
     if set(options) != set(needs):
         raise ValueError(
-            f"partition={name!r} needs {', '.join(needs)}, and nothing else; got {', '.join(options) or 'none'}"
+            f"partition={name!r} needs {', '.join(needs)}, and nothing else; got"
+            f" {', '.join(options) or 'none'}"
         )
     return way(**options)
 
@@ -131,7 +155,8 @@ def _read(images: ImageSet, splits: tuple[OfficialSplit, ...]) -> Arrays:
         # Local files may be another division of the images than the public source's: rows could be
         # in both.
         raise ValueError(
-            f"COVEY_DATA_DIR has only the {next(iter(found))} split of {images.name}; choose that split, or unset it"
+            f"COVEY_DATA_DIR has only the {next(iter(found))} split of {images.name}; choose that"
+            " split, or unset it"
         )
     every = [
         found[split]
@@ -149,6 +174,16 @@ def decoded(
 
     Red and blue are stored as differences from green, and every channel as its differences along
     rows and columns, modulo 256.
+
+    Args:
+        coded: The coded images, channels first.
+
+    Returns:
+        The images, channels last.
+
+    Example:
+        >>> decoded(np.ones((1, 3, 1, 2), np.uint8))[0, 0].tolist()
+        [[2, 1, 2], [4, 2, 4]]
     """
     channels = np.cumsum(np.cumsum(coded, axis=2, dtype=np.uint8), axis=3, dtype=np.uint8)
     channels[:, 0] += channels[:, 1]
@@ -165,16 +200,30 @@ def from_hub(
     *,
     configuration: str | None = None,
 ) -> Arrays:
-    """A split of a Hugging Face data set as arrays; `columns` says which column becomes which
-    array, images first.
+    """Fetch a split of a Hugging Face data set.
+
+    Args:
+        name: What errors call the data set.
+        wanted: The files that would be read from COVEY_DATA_DIR, for errors.
+        repository: The repository on Hugging Face.
+        columns: Which column becomes which array, images first.
+        split: The split of the official division.
+        configuration: Configuration of the repository, where it has several.
+
+    Returns:
+        The arrays.
+
+    Example:
+        >>> columns = {"x": "image", "y": "label"}
+        >>> from_hub("mnist", "mnist.npz", "ylecun/mnist", columns, "test")  # doctest: +SKIP
     """
     library = sources.hugging_face(name, wanted)
     table = library.load_dataset(repository, configuration, split=split)
     image, *others = columns
     first = np.asarray(table[0][columns[image]])
     x = np.empty((len(table), *first.shape), np.uint8)
-    for place, picture in enumerate(table[columns[image]]):
-        x[place] = np.asarray(picture)
+    for index, picture in enumerate(table[columns[image]]):
+        x[index] = np.asarray(picture)
     return {image: _with_channel(x), **{key: np.asarray(table[columns[key]]) for key in others}}
 
 

@@ -23,8 +23,12 @@ from covey.datasets.tables import load_table
 
 
 class Loader(NamedTuple):
-    """How to get a data set, and what it is, in one line each. `description` says first how many
-    clients there are.
+    """How to get a data set, and what it is.
+
+    load: makes the data; its keyword-only arguments are the options of `covey.load`.
+    description: one line that says first how many clients there are.
+    licence: terms of the data.
+    source: who made the data, and where they come from.
     """
 
     load: Callable[..., FederatedData]
@@ -34,8 +38,23 @@ class Loader(NamedTuple):
 
 
 def load(name: str, **options: str | int | float) -> FederatedData:
-    """A data set by its name in `LOADERS`, with the options of its loader. All rows are training
-    rows: `split` divides them.
+    """Load a data set by its name.
+
+    Files are read from the folder that the environment variable COVEY_DATA_DIR names, or else
+    fetched from their public source and cached. All rows are training rows: `FederatedData.split`
+    divides them.
+
+    Args:
+        name: Name of the data set; `covey list data` shows them all.
+        **options: Options of the data set, such as `partition`, `clients` and `seed` for images.
+
+    Returns:
+        The data.
+
+    Example:
+        >>> data = load("heart_disease")
+        >>> data.clients, data.counts("train").tolist(), data.features[:3]
+        (4, [303, 294, 123, 200], ('age', 'sex', 'cp'))
     """
     if name not in LOADERS:
         near = difflib.get_close_matches(name, LOADERS, n=1)
@@ -50,7 +69,8 @@ def load(name: str, **options: str | int | float) -> FederatedData:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ValueError(
-            f"data set {name!r} has no option {unknown[0]!r}; its options are: {', '.join(known) or 'none'}"
+            f"data set {name!r} has no option {unknown[0]!r}; its options are:"
+            f" {', '.join(known) or 'none'}"
         )
     return loader(**options)
 
@@ -60,7 +80,8 @@ _GPL = "GPL-3 (R package), not bundled"
 LOADERS: dict[str, Loader] = {
     "heart_disease": Loader(
         partial(load_table, tables.HEART_DISEASE),
-        "4 hospitals, 920 patients; outcome heart disease (2 classes); 13 features with gaps, cholesterol or pressure 0 is a gap",
+        "4 hospitals, 920 patients; outcome heart disease (2 classes); 13 features with gaps,"
+        " cholesterol or pressure 0 is a gap",
         "CC BY 4.0",
         "UCI Machine Learning Repository, data set 45",
     ),
@@ -78,43 +99,50 @@ LOADERS: dict[str, Loader] = {
     ),
     "cifar10": Loader(
         partial(load_images, CIFAR10),
-        "clients by partition; 50,000 + 10,000 photographs, 32 x 32 x 3, 10 classes; COVEY_DATA_DIR: batches found, e.g. 3 of 5",
+        "clients by partition; 50,000 + 10,000 photographs, 32 x 32 x 3, 10 classes;"
+        " COVEY_DATA_DIR: batches found, e.g. 3 of 5",
         "none stated",
         "Krizhevsky 2009; Hugging Face uoft-cs/cifar10",
     ),
     "cifar100": Loader(
         partial(load_images, CIFAR100),
-        "clients by partition; 50,000 + 10,000 photographs, 100 classes in 20 groups; COVEY_DATA_DIR: 10,000 + 2,000 of them",
+        "clients by partition; 50,000 + 10,000 photographs, 100 classes in 20 groups;"
+        " COVEY_DATA_DIR: 10,000 + 2,000 of them",
         "none stated",
         "Krizhevsky 2009; Hugging Face uoft-cs/cifar100",
     ),
     "svhn": Loader(
         partial(load_images, SVHN, split="test"),
-        "clients by partition; 73,257 + 26,032 house numbers, 32 x 32 x 3, 10 classes; COVEY_DATA_DIR: 5,000 of the 26,032",
+        "clients by partition; 73,257 + 26,032 house numbers, 32 x 32 x 3, 10 classes;"
+        " COVEY_DATA_DIR: 5,000 of the 26,032",
         "non-commercial use only",
         "Netzer et al. 2011; Hugging Face ufldl-stanford/svhn",
     ),
     "notmnist": Loader(
         partial(load_images, NOTMNIST, split="test"),
-        "clients by partition; 14,979 + 3,745 letters A-J of many fonts, 28 x 28, 10 classes; COVEY_DATA_DIR: 10,000, test only",
+        "clients by partition; 14,979 + 3,745 letters A-J of many fonts, 28 x 28, 10 classes;"
+        " COVEY_DATA_DIR: 10,000, test only",
         "none stated; posted with the author's permission",
         "Bulatov 2011; Hugging Face anubhavmaity/notMNIST",
     ),
     "emnist": Loader(
         emnist,
-        "clients by partition; 697,932 + 116,323 handwritten characters, 28 x 28, 62 classes; subset= chooses one of five others",
+        "clients by partition; 697,932 + 116,323 handwritten characters, 28 x 28, 62 classes;"
+        " subset= chooses one of five others",
         "not stated by NIST; mirrors differ",
         "Cohen et al. 2017; Hugging Face Royc30ne/emnist-*",
     ),
     "femnist": Loader(
         partial(load_images, FEMNIST),
-        "3,597 writers, 814,277 handwritten characters, 28 x 28, dark on white, 62 classes; COVEY_DATA_DIR: LEAF's JSON files",
+        "3,597 writers, 814,277 handwritten characters, 28 x 28, dark on white, 62 classes;"
+        " COVEY_DATA_DIR: LEAF's JSON files",
         "BSD 2-Clause",
         "LEAF (Caldas et al. 2018); Hugging Face flwrlabs/femnist",
     ),
     "shakespeare": Loader(
         shakespeare,
-        "438 speaking roles of at least 2,000 characters; the character after 80 others (81 classes); public source: LEAF",
+        "438 speaking roles of at least 2,000 characters; the character after 80 others"
+        " (81 classes); public source: LEAF",
         "public domain; LEAF: BSD 2-Clause",
         "Project Gutenberg; Hugging Face flwrlabs/shakespeare (LEAF)",
     ),
@@ -126,7 +154,8 @@ LOADERS: dict[str, Loader] = {
     ),
     "radon_us": Loader(
         partial(load_table, tables.RADON_US),
-        "386 counties of the United States, 12,573 homes; outcome log_radon; features floor (with 284 gaps), log_uranium",
+        "386 counties of the United States, 12,573 homes; outcome log_radon; features floor"
+        " (with 284 gaps), log_uranium",
         "not stated for the data; not bundled",
         "State Residential Radon Survey (US EPA), as in posteriordb, radon_all",
     ),
@@ -144,55 +173,64 @@ LOADERS: dict[str, Loader] = {
     ),
     "exam": Loader(
         partial(load_table, tables.EXAM),
-        "65 London schools, 4,059 pupils; outcome exam score; features intake, girl, mean intake, boys' school, girls' school",
+        "65 London schools, 4,059 pupils; outcome exam score; features intake, girl, mean intake,"
+        " boys' school, girls' school",
         _GPL,
         "R package mlmRev, Exam",
     ),
     "contraception": Loader(
         partial(load_table, tables.CONTRACEPTION),
-        "60 districts of Bangladesh, 1,934 women; outcome use (2 classes); features centred age, urban, 1, 2, 3+ living children",
+        "60 districts of Bangladesh, 1,934 women; outcome use (2 classes); features centred age,"
+        " urban, 1, 2, 3+ living children",
         _GPL,
         "R package mlmRev, Contraception",
     ),
     "grouseticks": Loader(
         partial(load_table, tables.GROUSETICKS),
-        "63 locations, 403 grouse chicks; outcome number of ticks; features centred height, year 96, year 97",
+        "63 locations, 403 grouse chicks; outcome number of ticks; features centred height,"
+        " year 96, year 97",
         _GPL,
         "R package lme4",
     ),
     "cbpp": Loader(
         partial(load_table, tables.CBPP),
-        "15 herds of zebu, 56 rows; outcome new cases of disease; features herd size (the binomial total), periods 2, 3, 4",
+        "15 herds of zebu, 56 rows; outcome new cases of disease; features herd size"
+        " (the binomial total), periods 2, 3, 4",
         _GPL,
         "R package lme4",
     ),
     "inst_eval": Loader(
         partial(load_table, tables.INST_EVAL),
-        "1,128 lecturers, 73,421 ratings; outcome rating 1 to 5; features age of student, age of lecture, service lecture",
+        "1,128 lecturers, 73,421 ratings; outcome rating 1 to 5; features age of student,"
+        " age of lecture, service lecture",
         _GPL,
         "R package lme4, InstEval",
     ),
     "gu_immun": Loader(
         partial(load_table, tables.GU_IMMUN),
-        "161 communities of Guatemala, 2,159 children; outcome immunised (2 classes); 14 indicators, share of indigenous people",
+        "161 communities of Guatemala, 2,159 children; outcome immunised (2 classes);"
+        " 14 indicators, share of indigenous people",
         _GPL,
         "R package mlmRev, guImmun",
     ),
     "green_woodpecker": Loader(
         birds.green_woodpecker,
-        "437 observers, 3,699 counts of Green Woodpeckers in 267 Swiss quadrats and 14 years, 2004 to 2017; cells of a matrix",
+        "437 observers, 3,699 counts of Green Woodpeckers in 267 Swiss quadrats and 14 years,"
+        " 2004 to 2017; cells of a matrix",
         "GPL-3 (R package), not bundled; data of the Swiss Ornithological Institute",
         "R package AHMbook, greenWoodpecker",
     ),
     "pacific_wren": Loader(
         birds.pacific_wren,
-        "683 observers, 5,480 counts of Pacific Wrens along 393 routes in 57 years, 1968 to 2024, no zeros; cells of a matrix",
+        "683 observers, 5,480 counts of Pacific Wrens along 393 routes in 57 years, 1968 to 2024,"
+        " no zeros; cells of a matrix",
         "MIT (R package), not bundled; data of the USGS",
         "R package bbsBayes2; North American Breeding Bird Survey, doi 10.5066/P14SNUV4",
     ),
     "swiss_birds": Loader(
         birds.swiss_birds,
-        "191 observers, 42,028 counts of 158 species in 266 Swiss quadrats, 2014; cells of a matrix",
+        "191 observers, 42,028 counts of 158 species in 266 Swiss quadrats, 2014;"
+        " cells of a matrix",
         "GPL-3 (R package), not bundled; data of the Swiss Ornithological Institute",
         "R package AHMbook, MHB2014",
     ),

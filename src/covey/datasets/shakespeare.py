@@ -22,13 +22,24 @@ _FILE = "shakespeare/shakespeare_characters.jsonl.gz"
 def shakespeare(
     *, min_characters: int = 2000, window: int = WINDOW, stride: int | None = None
 ) -> FederatedData:
-    """x: 80 character codes; y: the code of the next character. Clients are named play:ROLE.
+    """The next character in the plays of Shakespeare: one client per speaking role.
 
-    min_characters: roles with fewer characters of speech are left out.
-    window: how many characters are read before the next is told; LEAF has 80.
-    stride: characters from one window to the next. By default windows do not overlap, so that a
-        random split does not show test characters in training; LEAF uses 1, which makes four
-        million rows.
+    x has the codes of some characters in turn, y the code of the next. Clients are named
+    play:ROLE.
+
+    Args:
+        min_characters: Characters that a role must speak; roles with fewer are left out.
+        window: Characters in a row of x. LEAF has 80, the default.
+        stride: Characters from one window to the next. By default windows do not overlap, so that
+            a random split does not show test characters in training; LEAF uses 1, which makes four
+            million rows.
+
+    Returns:
+        The data, with 81 labels.
+
+    Example:
+        >>> shakespeare().clients  # doctest: +SKIP
+        438
     """
     stride = window if stride is None else stride
     if window < 1 or min_characters <= window or stride < 1:
@@ -40,7 +51,8 @@ def shakespeare(
     names = [name for name, codes in roles.items() if len(codes) >= min_characters]
     if not names:
         raise ValueError(
-            f"no role has {min_characters} characters; the longest has {max(map(len, roles.values()))}"
+            f"no role has {min_characters} characters; the longest has"
+            f" {max(map(len, roles.values()))}"
         )
     windows = [
         np.lib.stride_tricks.sliding_window_view(roles[name], window + 1)[::stride]
@@ -54,7 +66,18 @@ def shakespeare(
 
 
 def encode(text: str) -> UInt8[np.ndarray, " characters"]:
-    """The codes of a text's characters."""
+    """The codes of a text's characters.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The index of each character in `VOCABULARY`; 80 for a character that is not in it.
+
+    Example:
+        >>> [VOCABULARY[code] for code in encode("To be")]
+        ['T', 'o', ' ', 'b', 'e']
+    """
     table = np.full(256, len(VOCABULARY), np.uint8)
     table[np.frombuffer(VOCABULARY.encode("ascii"), np.uint8)] = np.arange(len(VOCABULARY))
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -96,7 +119,8 @@ def _speeches(rows: Iterator[tuple[str, str, str]]) -> Iterator[tuple[str, str]]
             role, speech, parts = next_role, window, [window]
         if window != speech:
             raise ValueError(
-                f"the windows of role {role!r} do not follow each other in the public source; its format has changed"
+                f"the windows of role {role!r} do not follow each other in the public source; its"
+                " format has changed"
             )
         parts.append(character)
         speech = window[1:] + character

@@ -1,0 +1,178 @@
+"""The fields of federated data, and read access to them.
+
+Rows lie flat, client after client; within a client the training rows come first, then validation,
+then test. The rows of a client's split are therefore one range: nothing is padded, nothing is
+copied, and the storage may be a memory-mapped file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int64, PyTree, Shaped
+
+from covey.core.shard import Shard, Spec, whole
+from covey.data import assembly
+from covey.data.division import Split, split_index
+from covey.data.scaling import Scaling
+from covey.data.shuffling import ranges
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRows:
+    """The fields of `FederatedData`, where they are described, and read access to them."""
+
+    rows: PyTree
+    bounds: Int64[np.ndarray, "clients 4"]
+    ids: Int64[np.ndarray, " clients"]
+    names: Sequence[str] | Shaped[np.ndarray, " clients"] | None
+    spec: Spec
+    scaling: Scaling | None = None
+
+    def __post_init__(self):
+        examples = int((self.bounds[:, 1] - self.bounds[:, 0]).sum())
+        spec = self.spec._replace(clients=len(self.ids), examples=examples)  # in subsets too
+        object.__setattr__(self, "spec", spec)
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """Names of the columns of x; None where they have none, as pixels."""
+        return self.spec.features
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.ids)
+
+    def starts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """Index of the first row of a split, for each client.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Returns:
+            The indices in `rows`.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").starts("train").tolist()
+            [0, 303, 597, 720]
+        """
+        return self.bounds[:, split_index(split)]
+
+    def counts(self, split: Split) -> Int64[np.ndarray, " clients"]:
+        """Number of rows of a split, for each client.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Returns:
+            The numbers of rows.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").counts("train").tolist()
+            [303, 294, 123, 200]
+        """
+        return self.bounds[:, split_index(split) + 1] - self.bounds[:, split_index(split)]
+
+    def name_of(self, position: int) -> str:
+        """Name of a client.
+
+        Args:
+            position: Position of the client in these data, from 0.
+
+        Returns:
+            Its name, or its id as text where clients have no names.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").name_of(3)
+            'va'
+        """
+        return str(self.ids[position] if self.names is None else self.names[position])
+
+    def position_of(self, client: str | int | np.integer) -> int:
+        """Position of a client.
+
+        Args:
+            client: Its name (text) or its id (an integer).
+
+        Returns:
+            Its position in these data, from 0.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").position_of("va")
+            3
+        """
+        if isinstance(client, str) and self.names is not None:
+            found = np.flatnonzero(np.asarray(self.names) == client)
+        elif isinstance(client, str):
+            found = np.flatnonzero(self.ids == (int(client) if client.isdecimal() else -1))
+        else:
+            found = np.flatnonzero(self.ids == client)
+        if not found.size:
+            some = ", ".join(self.name_of(position) for position in range(min(5, self.clients)))
+            raise ValueError(
+                f"there is no client {client!r} among the {self.clients} clients {some}, ..."
+            )
+        return int(found[0])
+
+    def rows_of(self, position: int, split: Split) -> PyTree:
+        """Rows of a split of one client.
+
+        Args:
+            position: Position of the client in these data, from 0.
+            split: "train", "validation" or "test".
+
+        Returns:
+            The rows, as a view of the storage.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").rows_of(3, "train").x.shape
+            (200, 13)
+        """
+        start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
+        return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
+
+    def rows_in(self, split: Split) -> PyTree:
+        """Rows of a split of all clients, client after client.
+
+        Args:
+            split: "train", "validation" or "test".
+
+        Returns:
+            The rows, as a copy.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").rows_in("train").y.shape
+            (920,)
+        """
+        return assembly.take(self.rows, ranges(self.starts(split), self.counts(split)))
+
+    def shard(self, position: int, split: Split) -> Shard:
+        """Rows of a split of one client, as a site would hold them.
+
+        Args:
+            position: Position of the client in these data, from 0.
+            split: "train", "validation" or "test".
+
+        Returns:
+            The rows as a `Shard` on the device; one blank row that does not count where the client
+            has none.
+
+        Example:
+            >>> import covey
+            >>> int(covey.load("heart_disease").shard(3, "train").count)
+            200
+        """
+        if self.counts(split)[position]:
+            return whole(self.rows_of(position, split))
+        # A row cannot be taken from an array without rows, not even one that a mask then hides.
+        blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)
+        return replace(whole(blank), count=jnp.int32(0))
