@@ -135,3 +135,15 @@ def test_a_cohort_larger_than_the_population():
         Simulation(
             fedavg(models.linear()), linear_gaussian().data, seed=0, cohort=cohort.uniform(6)
         )
+
+
+def test_a_client_without_rows_predicts_where_nobody_has_any():
+    """Also where its data hold no row at all, on every engine that evaluates."""
+    data = linear_gaussian().data
+    nobody = data.subset([0]).limited(train_rows=0, seed=0)
+    engine = Simulation(fedavg(models.linear()), data, seed=0)
+    state, _ = engine.advance(engine.start(), 1)
+    found = engine.predict(state, 0, np.zeros((2, 3), np.float32), data=nobody)
+    assert np.all(np.isfinite(found.mean))
+    with pytest.raises(ValueError, match="no client has training rows"):
+        Simulation(fedavg(models.linear()), nobody, seed=0)

@@ -48,7 +48,7 @@ class DeviceRows(_Ranges):
 
     def __init__(self, data: FederatedData):
         super().__init__(data)
-        self.rows = jax.tree.map(jnp.asarray, data.rows)
+        self.rows = jax.tree.map(jnp.asarray, _some(data.rows))
 
     def view(self, positions: np.ndarray, split: Split) -> View:
         """Rows of one split of the clients at `positions`."""
@@ -74,7 +74,7 @@ class HostRows(_Ranges):
         # start in the storage.
         index = np.repeat(all_starts[positions] - starts, counts) + np.arange(total)
         index = np.concatenate([index, np.zeros(bucket_size(max(total, 1)) - total, index.dtype)])
-        rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), self.data.rows)
+        rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), _some(self.data.rows))
         return View(rows, starts.astype(np.int32), counts.astype(np.int32))
 
 
@@ -102,6 +102,13 @@ def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
 def rows_of(data: FederatedData, storage: Storage = "auto") -> DeviceRows | HostRows:
     """The rows in their storage."""
     return DeviceRows(data) if chosen(data, storage) == "device" else HostRows(data)
+
+
+def _some(rows: PyTree) -> PyTree:
+    """Rows to gather from: one blank row, which no client owns, where there are none at all."""
+    if len(jax.tree.leaves(rows)[0]):
+        return rows
+    return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), rows)
 
 
 def need_rows(data: FederatedData, split: Split) -> None:

@@ -77,6 +77,10 @@ def setup_of(
     if not isinstance(algorithm, Algorithm):
         raise TypeError(_no_method(algorithm))
     root, spec, counts = root_key(seed), data.spec, data.counts("train")
+    if not counts.any():
+        raise ValueError(
+            "no client has training rows: there is nothing to learn from; see FederatedData.split"
+        )
     given = identity() if channel is None else channel
     upload = shapes_of(algorithm, identity(), root, spec).up
     if given.omega is None or given.omega(upload) > 0:  # what loses nothing needs no exceptions

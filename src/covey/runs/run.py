@@ -23,6 +23,7 @@ from jaxtyping import PyTree
 from covey.core import wire
 from covey.core.algorithm import Approximation, Chains, Message, State, Statistic
 from covey.core.keys import Stream, key_for
+from covey.data.conversion import NewRows
 from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine, Position
 from covey.engines.record import Diverged, Line
@@ -188,13 +189,30 @@ class Run:
         need_rows(of, split)
         return Evaluation(self.round, split, of, self._engine.evaluate(self._state, split, data))
 
-    def predict(self, x: PyTree, *, client: str | int, data: FederatedData | None = None) -> PyTree:
-        """The predictive distribution of a client (its name or id) for new rows; with other data,
-        of a client never seen.
+    def predict(
+        self,
+        x: NewRows,
+        *,
+        client: str | int,
+        data: FederatedData | None = None,
+        standardised: bool = False,
+    ) -> Any:
+        """The predictive distribution of a client for new rows.
+
+        Args:
+            x: New rows on their original scale: a data frame or a mapping with the run's columns, in
+                any order, a CSV file, a list of rows or an array. They are scaled as the training
+                rows were.
+            client: The client's name or id.
+            data: Other data, for an unseen client: it adapts to its training rows first.
+            standardised: The rows are scaled already.
+
+        Returns:
+            A predictive distribution: `.mean`, `.log_prob(y)`; see `covey.models`.
         """
-        return self._engine.predict(
-            self._state, self.data.replaced_by(data).position_of(client), x, data
-        )
+        rows = self.data.rows_from(x, standardised=standardised)
+        position = self.data.replaced_by(data).position_of(client)
+        return self._engine.predict(self._state, position, rows, data)
 
     @property
     def posterior(self) -> RunPosterior:
