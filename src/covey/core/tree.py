@@ -53,15 +53,7 @@ def is_finite(tree: PyTree) -> Bool[Array, ""]:
 
 def specs(tree: PyTree) -> PyTree:
     """The shapes and types of a tree's leaves."""
-
-    def spec(leaf):
-        return (
-            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-            if hasattr(leaf, "dtype")
-            else jax.eval_shape(jnp.asarray, leaf)
-        )
-
-    return jax.tree.map(spec, tree)
+    return jax.tree.map(_spec, tree)
 
 
 def bits(tree: PyTree) -> int:
@@ -75,3 +67,9 @@ def bits(tree: PyTree) -> int:
 def size(tree: PyTree) -> int:
     """The number of numbers in the tree."""
     return sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in jax.tree.leaves(specs(tree)))
+
+
+def _spec(leaf):
+    if hasattr(leaf, "dtype"):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return jax.eval_shape(jnp.asarray, leaf)
