@@ -81,7 +81,7 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
         (2, 3)
         >>> unpack(message[:-1], jax.ShapeDtypeStruct((-1, 3), np.float64))
         Traceback (most recent call last):
-        covey.core.wire.WireError: the checksum of 55 bytes does not match: they were cut short or...
+        covey.core.wire.WireError: the checksum of 55 bytes does not match: they were cut short...
     """
     if data.startswith(_EARLIER):
         raise WireError(
