@@ -160,7 +160,7 @@ def test_zeros_stay_zeros_and_one_number_passes(channel, bits):
     if channel is WALK["rand_k"][0] or channel is WALK["top_k"][0]:
         with pytest.raises(
             ValueError,
-            match=r"k = 9 numbers cannot be chosen of the 1 that the upload has; choose k up to 1",
+            match=r"k = 9 values cannot be chosen of the 1 that the upload has; choose k up to 1",
         ):
             send(channel, jax.random.key(0), {"a": jnp.ones(1)})
         return

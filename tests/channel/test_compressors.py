@@ -21,6 +21,7 @@ from covey.channel import (
     rand_k,
     top_k,
 )
+from covey.channel.masked import check_parts
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
 from covey.models.effects import Gaussian
@@ -128,6 +129,28 @@ def test_clipping_keeps_the_direction_and_short_vectors():
     np.testing.assert_allclose(np.linalg.norm(sent + state.error), 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("large", [1e30, 3e38])
+def test_clipping_bounds_the_norm_of_all_parts_together_however_large(large):
+    """The norm of finite values may itself not be finite in float32."""
+    up = {"a": jnp.array([large, -large, 1.0]), "b": jnp.full((2, 2), large)}
+    _, sent, _ = send(clipping(maximum=2.0), up)
+    whole = np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in sent.values()])
+    assert np.linalg.norm(whole) == pytest.approx(2.0, rel=1e-6)
+    np.testing.assert_allclose(whole, 2 / np.sqrt(6) * np.array([1, -1, 0, 1, 1, 1, 1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("channel", [dithering(levels=1), block_quantisation(block=16)])
+def test_the_largest_floats_are_not_lost(channel):
+    """XLA would divide by them through a reciprocal that counts as zero."""
+    large = jnp.zeros(16).at[3].set(3e38)
+    np.testing.assert_array_equal(send(channel, large)[1], large)
+
+
+def test_arguments_of_masked_in_the_other_order_are_named():
+    with pytest.raises(ValueError, match="names of parts first and the channel second"):
+        check_parts(dithering(levels=7), "phi")
+
+
 def forged(channel, change):
     payload, _, _ = send(channel, X)
     return channel.decode(Parcel(change(payload.code), payload.layout))
@@ -141,7 +164,9 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         block_quantisation(block=7),
         lambda code: code._replace(codes=jnp.full_like(code.codes, 250)),
     )
-    place = forged(top_k(k=2), lambda code: code._replace(places=jnp.full_like(code.places, 255)))
+    place = forged(
+        top_k(k=2), lambda code: code._replace(positions=jnp.full_like(code.positions, 255))
+    )
     assert all(np.isnan(vector).any() for vector in (level, byte, place))
 
 
@@ -153,9 +178,9 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         (lambda: block_quantisation(block=0), "block must be at least 1, got 0"),
         (lambda: rand_k(k=0), "k must be at least 1, got 0"),
         (lambda: top_k(k=-1), "k must be at least 1, got -1"),
-        (lambda: rand_k(k=8).omega(X), "k = 8 numbers cannot be chosen of the 7"),
+        (lambda: rand_k(k=8).omega(X), "k = 8 values cannot be chosen of the 7"),
         (lambda: clipping(maximum=0.0), "maximum must be above 0, got 0"),
-        (lambda: masked([], bfloat16()), "name at least one part"),
+        (lambda: masked([], bfloat16()), "masked: name at least one part"),
         (
             lambda: send(natural(), {"n": jnp.arange(3)}),
             "only floats can be compressed, the upload has int32",
@@ -196,10 +221,8 @@ def test_only_agrees_with_by_part():
 
 
 def test_a_part_that_is_not_there():
-    with pytest.raises(
-        ValueError,
-        match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale",
-    ):
+    parts = "its parts are phi.b, phi.w, beta.mean, beta.log_scale"
+    with pytest.raises(ValueError, match=f"masked: the upload has no part 'psi'; {parts}"):
         send(masked("psi", bfloat16()), POPULATION)
     with pytest.raises(ValueError, match="none: it is a single array"):
         send(masked("phi", bfloat16()), X)

@@ -1,7 +1,7 @@
-"""What uploads pass through: codecs, and their composition over the parts of an upload.
+"""Channels that uploads pass through: codecs, and their composition over the parts of an upload.
 
-A codec's payload is what really travels, packed to the bit, and a simulation uses what decodes from
-it. `Channel.omega` bounds the variance of the unbiased ones: E||C(x) - x||^2 <= omega ||x||^2.
+A codec's payload is what travels, packed to the bit, and a simulation uses what decodes from it.
+`Channel.omega` bounds the variance of the unbiased ones: E||C(x) - x||^2 <= omega ||x||^2.
 """
 
 from collections.abc import Callable
