@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from covey.core import cohort
 from covey.config import configuration
 from covey.config.configuration import ConfigurationError
+from covey.core import cohort
+from covey.privacy import Budget, BudgetSpentError, LangevinMechanism, participation, rdp, theorem
 from covey.runs.launch import run
-from covey.privacy import Budget, BudgetSpentError, Mechanism, participation, rdp, theorem
 
 BUDGET = Budget(delta=1e-4, epsilon=1.0)
 
 
-def mechanism(counts, sampler, step_size: float = 1e-5) -> Mechanism:
+def mechanism(counts, sampler, step_size: float = 1e-5) -> LangevinMechanism:
     scheme, size = participation(sampler)
-    return Mechanism(
+    return LangevinMechanism(
         step_size=step_size,
         temperature=1.0,
         correlation=0.0,

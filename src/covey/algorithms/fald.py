@@ -60,7 +60,7 @@ from covey.models.measure import measure
 from covey.models.mixed import average_of
 from covey.models.model import Model
 from covey.privacy.clipping import clipped_sum
-from covey.privacy.mechanism import Mechanism, Sampling, participation
+from covey.privacy.mechanism import LangevinMechanism, Sampling, participation
 
 _TOGETHER = 32  # draws that predict side by side
 _POWER_STEPS = 30
@@ -313,7 +313,7 @@ def fald(
     def mechanism(counts, sampler):
         scheme, size = participation(sampler)
         rows = counts[counts > 0]
-        return Mechanism(
+        return LangevinMechanism(
             step_size=step_size,
             temperature=temperature,
             correlation=correlation,
