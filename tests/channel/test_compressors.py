@@ -43,15 +43,15 @@ def send(channel, up, key=0):
 
 
 @pytest.mark.parametrize(
-    ("width", "number"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)]
+    ("width", "count"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)]
 )
-def test_packing(width, number):
-    numbers = np.random.default_rng(width).integers(0, 2**width, number, np.uint32)
-    packed = pack(jnp.asarray(numbers), width)
-    assert packed.shape == (-(-len(numbers) * width // 8),)
-    np.testing.assert_array_equal(unpack(packed, width, len(numbers)), numbers)
-    # The same string by plain arithmetic: number i lies at bit i * width.
-    whole = sum(int(number) << (place * width) for place, number in enumerate(numbers))
+def test_packing(width, count):
+    values = np.random.default_rng(width).integers(0, 2**width, count, np.uint32)
+    packed = pack(jnp.asarray(values), width)
+    assert packed.shape == (-(-count * width // 8),)
+    np.testing.assert_array_equal(unpack(packed, width, count), values)
+    # The same string by plain arithmetic: value i lies at bit i * width.
+    whole = sum(int(value) << (index * width) for index, value in enumerate(values))
     assert bytes(np.asarray(packed)) == whole.to_bytes(len(packed), "little")
 
 
@@ -83,24 +83,24 @@ def test_blocks_have_norms_of_their_own():
 
 
 def test_rand_k_sends_k_numbers_from_a_seed_of_its_own():
-    channel, places = rand_k(k=3), set()
+    channel, positions = rand_k(k=3), set()
     for key in range(20):
         payload, sent, _ = send(channel, X + 0.1, key)
         on = np.flatnonzero(sent)
         assert len(on) == 3
         np.testing.assert_allclose(np.asarray(sent)[on], np.asarray(X + 0.1)[on] * 7 / 3, rtol=1e-6)
         assert np.any(np.asarray(payload.code.seed) != jax.random.key_data(jax.random.key(key)))
-        places |= set(on)
-    assert places == set(range(7))
+        positions |= set(on)
+    assert positions == set(range(7))
     np.testing.assert_array_equal(np.sort(send(rand_k(k=7), X)[1]), np.sort(X))
 
 
 def test_natural_compression_sends_powers_of_two_around():
     sent = np.asarray(send(natural(), jnp.tile(X, 100))[1]).reshape(100, 7)
-    for place, (low, high) in enumerate(
+    for index, (low, high) in enumerate(
         [(2, 4), (-4, -4), (0.5, 0.5), (0, 0), (8, 16), (-0.25, -0.25), (1, 1)]
     ):
-        assert set(sent[:, place]) == {low, high}
+        assert set(sent[:, index]) == {low, high}
 
 
 def test_top_k_remembers_what_it_did_not_send():
@@ -164,10 +164,10 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         block_quantisation(block=7),
         lambda code: code._replace(codes=jnp.full_like(code.codes, 250)),
     )
-    place = forged(
+    position = forged(
         top_k(k=2), lambda code: code._replace(positions=jnp.full_like(code.positions, 255))
     )
-    assert all(np.isnan(vector).any() for vector in (level, byte, place))
+    assert all(np.isnan(vector).any() for vector in (level, byte, position))
 
 
 @pytest.mark.parametrize(

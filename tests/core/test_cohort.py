@@ -21,9 +21,9 @@ SCHEMES = {
 }
 
 
-def draws_of(scheme, number=4000, counts=COUNTS):
+def draws_of(scheme, count=4000, counts=COUNTS):
     sampler = scheme(counts)
-    keys = jax.random.split(jax.random.key(0), number)
+    keys = jax.random.split(jax.random.key(0), count)
     return sampler, jax.device_get(jax.vmap(lambda key: sampler.sample(key, 0))(keys))
 
 

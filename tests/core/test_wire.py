@@ -54,9 +54,9 @@ def test_device_arrays_and_bfloat16():
 def test_any_flipped_bit_is_noticed():
     data = wire.pack(TREE)
     rng = np.random.default_rng(0)
-    for place in rng.integers(0, 8 * len(data), 200):
+    for position in rng.integers(0, 8 * len(data), 200):
         broken = bytearray(data)
-        broken[place // 8] ^= 1 << (place % 8)
+        broken[position // 8] ^= 1 << (position % 8)
         with pytest.raises(wire.WireError):
             wire.unpack(bytes(broken), TREE)
 

@@ -113,10 +113,10 @@ def test_the_delta_that_was_asked_for_is_met_and_the_step_size_is_bounded(way):
 
 def test_noise_is_the_standard_deviation_over_the_sensitivity():
     some = mechanism(temperature=0.7, correlation=0.3, rows=(500, 1500), step_size=2e-5, clip=0.25)
-    for place, (rows, share) in enumerate(((500, 0.25), (1500, 0.75))):
+    for index, (rows, share) in enumerate(((500, 0.25), (1500, 0.75))):
         sensitivity = 2e-5 / ((200 / rows) * share) * (2 * 0.25)
         deviation = math.sqrt(2 * 2e-5 * 0.7 * (1 - 0.09) / share)
-        assert some.noises[place] == pytest.approx(deviation / sensitivity)
+        assert some.noises[index] == pytest.approx(deviation / sensitivity)
 
 
 def test_groups_are_never_better_than_their_clients():

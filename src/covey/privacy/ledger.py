@@ -144,9 +144,9 @@ class Ledger(NamedTuple):
         raise BudgetSpentError(
             f"the privacy budget allows {self.left(done)} more rounds, {rounds - done} were asked "
             f"for: it is epsilon={limit:g} at delta={self.budget.delta:g}; {done} rounds have "
-            f"spent {now:.4g} of it, and round {rounds} would make it {then:.4g} (by {by}). A new "
-            "run can reach more rounds with a smaller step_size or correlation, or fewer clients per "
-            "round: see `covey privacy plan`"
+            f"spent {now:.4g} of it, and round {rounds} would make it {then:.4g} (by {by}). A "
+            "new run can reach more rounds with a smaller step_size or correlation, or fewer "
+            "clients per round: see `covey privacy plan`"
         )
 
     def record(self, rounds: int) -> dict[str, float]:
