@@ -175,7 +175,15 @@ def guarantee(mechanism: LangevinMechanism, *, rounds: int, deltas: Deltas) -> G
 
 
 def largest_step_size(mechanism: LangevinMechanism, deltas: Deltas) -> float:
-    """The condition of the theorem: eta must not exceed this."""
+    """The condition of the theorem: the largest eta for these deltas.
+
+    Args:
+        mechanism: What a round reveals; its step size does not matter.
+        deltas: delta_0, delta_1 and delta_2, as log(1 / delta); only the first matters.
+
+    Returns:
+        The step size; 0 where no step is small enough.
+    """
     of_clients = float(np.min(mechanism.rates**2 * mechanism.shares))
     return (
         mechanism.private_temperature
@@ -241,7 +249,16 @@ def _log_expm1(x: np.ndarray) -> np.ndarray:
 
 
 def divisions(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> list[Deltas]:
-    """Ways to divide delta: steps and rounds may go without, as plain composition needs none."""
+    """Ways to divide delta: steps and rounds may go without, as plain composition needs none.
+
+    Args:
+        mechanism: What a round reveals; with minibatches of a fixed size.
+        rounds: Number of rounds (R).
+        delta: Delta to divide.
+
+    Returns:
+        Up to four ways; fewer where no delta_0 is small enough.
+    """
     if not 0 < delta < 1:
         raise ValueError(f"privacy: delta must be in (0, 1), got {delta:g}")
     if rounds < 1:
