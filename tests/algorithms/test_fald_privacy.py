@@ -19,9 +19,9 @@ from covey.core import cohort
 from covey.core.algorithm import Plan
 from covey.core.keys import root_key, secret_key
 from covey.core.shard import Rows, Shard, Spec, poisson_rows, whole
-from covey.engines.round import shapes_of
+from covey.engines.setup import shapes_of
 from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, seal
-from covey.privacy import Mechanism, rdp
+from covey.privacy import LangevinMechanism, rdp
 
 DELTA, REPLICAS = 1e-3, 6000
 COUNTS = np.array([50, 150])  # the client that is attacked has p_c = 1/4
@@ -163,7 +163,7 @@ def test_what_a_method_says_of_itself():
     assert plain.privacy is None
     assert private.privacy is not None
     what = private.privacy(Plan(counts, cohort.weighted(2)(counts)))
-    assert what == Mechanism(
+    assert what == LangevinMechanism(
         step_size=1e-5,
         temperature=1.0,
         correlation=0.0,

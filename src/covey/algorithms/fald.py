@@ -68,7 +68,7 @@ from covey.core.shard import Batch, all_rows, poisson_rows, some_rows
 from covey.models.mixed import average_of
 from covey.models.model import Model
 from covey.privacy.clipping import clipped_sum
-from covey.privacy.mechanism import Mechanism, Sampling, participation
+from covey.privacy.mechanism import LangevinMechanism, Sampling, participation
 
 _TOGETHER = 32  # draws that predict side by side
 _POWER_STEPS = 30
@@ -316,7 +316,7 @@ def fald(
     def mechanism(plan):
         scheme, size = participation(plan.sampler)
         rows = plan.counts[plan.counts > 0]
-        return Mechanism(
+        return LangevinMechanism(
             step_size=step_size,
             temperature=temperature,
             correlation=correlation,
