@@ -11,19 +11,15 @@ of a Markov chain must be thinned until they are about independent.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Array, Float, Int, Real
 from scipy import special  # not scipy.stats, which takes a second to import
 
-from covey.inference.posterior import check_probability
-from covey.models.predictive import Normal, Poisson, Predictive
+from covey.models.predictive import Categorical, Interval, Normal, Predictive, mixture_of
 
 Numbers = Array | np.ndarray
 _FEWEST_IN_A_BIN = 5  # expected; with fewer the statistic does not follow its law
-_BISECTIONS = 60
 
 
 class RankCheck(NamedTuple):
@@ -106,60 +102,48 @@ def rank_check(
     return RankCheck(counts, statistic, special.chdtrc(bins - 1, statistic))
 
 
-def predictive_interval(
-    predictive: Predictive, probability: float = 0.9
-) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
-    """The equal-tailed interval of each row's outcome. That of counts is of whole numbers and holds
-    at least the probability.
+def predictive_interval(predictive: Predictive, probability: float = 0.9) -> Interval:
+    """The equal-tailed interval of each row's outcome.
+
+    Args:
+        predictive: A `Normal`, `Poisson` or `Mixture` prediction, such as `run.predict` gives.
+        probability: Probability that the outcome lies inside. Default: 0.9.
+
+    Returns:
+        Lower and upper ends, one per row. For counts they are whole numbers, and the interval holds
+        at least the probability.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> lower, upper = predictive_interval(Normal(jnp.array([1.0]), jnp.array([0.5])), 0.95)
+        >>> round(float(lower[0]), 2), round(float(upper[0]), 2)
+        (0.02, 1.98)
     """
-    lower, upper = _tails(probability)
-    if isinstance(predictive, Normal):
-        mean, scale = np.asarray(predictive.mean, float), np.asarray(predictive.scale, float)
-        return mean + scale * special.ndtri(lower), mean + scale * special.ndtri(upper)
-    if isinstance(predictive, Poisson):
-        rate = np.exp(np.asarray(predictive.log_rate, float))
-        return _poisson_quantile(lower, rate), _poisson_quantile(upper, rate)
-    raise ValueError(
-        f"intervals are of Normal and Poisson predictions, not of {type(predictive).__name__}"
-    )
+    if isinstance(predictive, Categorical):
+        raise ValueError(
+            "intervals are of Normal, Poisson and Mixture predictions, not of Categorical; "
+            "use its probabilities, predictive.mean"
+        )
+    return predictive.interval(probability)
 
 
 def mixture_interval(
     mean: Real[Array, "members rows"], scale: Real[Array, "members rows"], probability: float = 0.9
-) -> tuple[Float[Array, " rows"], Float[Array, " rows"]]:
-    """The equal-tailed interval of a mixture of normals with equal weights: what posterior draws
-    predict together.
+) -> Interval:
+    """The equal-tailed interval of an equally weighted mixture of normals.
 
-    A run's own prediction is the normal with the mixture's mean and variance; where draws disagree,
-    the mixture has other quantiles. They are found by bisection, between the least and the greatest
-    of the members' quantiles.
+    Args:
+        mean: Means of the members, such as one per posterior draw, on the leading axis.
+        scale: Their standard deviations.
+        probability: Probability that the outcome lies inside. Default: 0.9.
+
+    Returns:
+        Lower and upper ends, one per row, in double precision.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> lower, upper = mixture_interval(jnp.array([[-3.0], [3.0]]), jnp.ones((2, 1)), 0.95)
+        >>> round(float(lower[0]), 3), round(float(upper[0]), 3)
+        (-4.645, 4.645)
     """
-
-    def quantile(tail):
-        ends = mean + scale * jax.scipy.stats.norm.ppf(tail)
-
-        def halve(_, ends):
-            low, high = ends
-            middle = (low + high) / 2
-            below = jnp.mean(jax.scipy.stats.norm.cdf(middle, mean, scale), axis=0) < tail
-            return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-        low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (ends.min(0), ends.max(0)))
-        return (low + high) / 2
-
-    lower, upper = _tails(probability)
-    return quantile(lower), quantile(upper)
-
-
-def _poisson_quantile(tail: float, rate: Float[np.ndarray, " rows"]) -> Float[np.ndarray, " rows"]:
-    """The least count whose distribution function reaches `tail`; the continuous inverse may be one
-    too high by rounding.
-    """
-    count = np.maximum(np.ceil(special.pdtrik(tail, rate)), 0.0)
-    before = np.maximum(count - 1, 0.0)
-    return np.where(special.pdtr(before, rate) >= tail, before, count)
-
-
-def _tails(probability: float) -> tuple[float, float]:
-    check_probability(probability)
-    return (1 - probability) / 2, (1 + probability) / 2
+    return predictive_interval(mixture_of(Normal(mean, scale)), probability)

@@ -27,7 +27,7 @@ from covey.core.shard import Axis, Rows, Spec
 from covey.models.effects import Law
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson
 from covey.models.model import Model, flat, flat_size, need_number
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import Categorical, Mixture, Normal, Predictive, mixture_of
 
 Slopes: TypeAlias = tuple[int | str, ...] | Literal["all"]
 
@@ -166,35 +166,32 @@ def own_parameters(
 def averaged(
     predictive: Callable[[Float[Array, " effects"]], Predictive],
     draws: Float[Array, "draws effects"],
-) -> Predictive:
-    """What draws of the effects predict together; see `average_of`."""
-    return average_of(jax.vmap(predictive)(draws))
+) -> Categorical | Mixture:
+    """The predictive distribution of several draws: the mixture with one member per draw.
 
+    Args:
+        predictive: (z) -> the predictive distribution of some rows given the effects z.
+        draws: Draws of the effects, one per row.
 
-def average_of(members: Predictive, weights: Float[Array, " members"] | None = None) -> Predictive:
-    """What predictives together say that are stacked on a leading axis; equal weights where none
-    are given.
+    Returns:
+        The mixture with equal weights; see `mixture_of`.
 
-    Labels: the mixture itself. Numbers: the Gaussian with the mixture's mean and variance. Counts:
-    the Poisson with its mean.
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model, phi = mixed_poisson(), Linear(jnp.zeros(1), jnp.asarray(2.0))
+        >>> draws = jnp.array([[-1.0], [0.0], [1.0]])
+        >>> counts = averaged(lambda z: model.predictive(phi, z, jnp.zeros((1, 1))), draws)
+        >>> round(float(counts.mean[0]), 2), round(float(counts.variance[0]), 2)
+        (10.06, 63.91)
     """
-    if isinstance(members, Categorical):
-        return Categorical.average(members.log_probability, weights)
-    if isinstance(members, Normal):
-        mean = jnp.average(members.mean, axis=0, weights=weights)
-        variance = jnp.average(
-            members.scale**2 + (members.mean - mean) ** 2, axis=0, weights=weights
-        )
-        return Normal(mean, jnp.sqrt(variance))
-    if isinstance(members, Poisson):
-        each = jnp.ones(members.log_rate.shape[0]) if weights is None else weights
-        by_row = each.reshape(-1, *(1,) * (members.log_rate.ndim - 1))
-        return Poisson(
-            jax.nn.logsumexp(members.log_rate, axis=0, b=by_row) - jnp.log(jnp.sum(each))
-        )
-    raise ValueError(
-        f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}"
-    )
+    return mixture_of(jax.vmap(predictive)(draws))
+
+
+def average_of(
+    members: Predictive, weights: Float[Array, " members"] | None = None
+) -> Categorical | Mixture:
+    """The mixture of predictives stacked on a leading axis: another name of `mixture_of`."""
+    return mixture_of(members, weights)
 
 
 def _columns(phi: Linear | Noisy | NamedSlopes, slopes: Slopes) -> slice | Array:
