@@ -74,7 +74,7 @@ class Categorical(NamedTuple):
 
     @property
     def variance(self) -> Float[Array, "rows classes"]:
-        """p (1 - p): the variance of each entry of the indicator vector."""
+        """The variance p (1 - p) of each entry of the indicator vector."""
         return self.mean * (1 - self.mean)
 
     def log_prob(self, y: Integer[Array, " rows"]) -> Float[Array, " rows"]:
