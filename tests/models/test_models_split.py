@@ -209,6 +209,6 @@ def test_an_array_without_a_name_can_be_personal_only_as_all():
 def test_a_head_of_another_network_is_refused():
     body, head = divide(models.mlp(hidden=(3,)).init(KEY, spec_of(FLAT)), "output")
     with pytest.raises(
-        ValueError, match="a head of 13 numbers was given, this body has places for 12"
+        ValueError, match="a head of length 13 was given, this body needs one of 12"
     ):
         join(body, jnp.append(head, 0.0))
