@@ -11,11 +11,11 @@ from covey.algorithms.fedpop import Population, fedpop
 from covey.data.federated import FederatedData
 from covey.inference.information import (
     described,
-    estimated_information,
     observed_information,
     shared_effects,
     shared_effects_of,
 )
+from covey.inference.louis import estimated_information
 from covey.models import Linear
 from covey.models.effects import Correlated, Gaussian
 

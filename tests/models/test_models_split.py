@@ -181,7 +181,8 @@ def test_options_reach_the_network():
     [
         (
             "outputs",
-            "no field 'outputs'; its arrays are hidden.0.weight, hidden.0.bias, output.weight, output.bias",
+            "no field 'outputs'; its arrays are hidden.0.weight, hidden.0.bias, output.weight, "
+            "output.bias",
         ),
         (("output", "put"), "no field 'put'"),
         ("hidden.1", "no field 'hidden.1'"),

@@ -1,150 +1,29 @@
-"""Standard errors of a FedPop fit's shared parameters, from the observed information.
-
-Louis (1982): the curvature of the marginal log-likelihood of client i, effects integrated out, is
-
-    I_i = E[-grad^2 log p(D_i, z | theta)] - E[s s'] + E[s] E[s]',    s = grad log p(D_i, z | theta)
-
-with z ~ p(z | D_i, theta), gradients by theta. Each client estimates its term from weighted draws
-of its effects and sends it once per round, in several independent batches: some times len(theta)^2
-values, so this is for models with up to some hundred shared parameters.
-"""
+"""Standard errors of a FedPop fit's shared parameters, from the observed information."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 from scipy.special import ndtri
 
-from covey.algorithms.federated_sum import federated_sum
 from covey.algorithms.fedpop import Population, of_law
 from covey.core.algorithm import Algorithm
-from covey.core.shard import Shard, Spec, all_rows
+from covey.core.shard import Spec
 from covey.data.federated import FederatedData
-from covey.engines.simulate import Simulation
 from covey.inference.identification import StandardErrors, standard_errors
-from covey.inference.importance import laplace, prior_draws, weighted_draws
+from covey.inference.louis import FEW, Information, estimated_information, observed_information
 from covey.inference.posterior import check_probability, labels
 from covey.models.effects import gaussian
 from covey.models.law import Law
 from covey.models.mixed import MixedModel
 
-BATCHES = 8  # independent estimates per round; their spread is the Monte Carlo error
-DRAWS = 64  # of each half of a batch
+__all__ = ["described", "observed_information", "shared_effects", "shared_effects_of"]
+
 EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error at which drawing ends
-_FEW = 0.1  # of the draws: a client with fewer effective ones is counted as poorly drawn
-
-
-class Information(NamedTuple):
-    """Estimates of the information of all clients about theta.
-
-    Attributes:
-        batches: Independent unbiased estimates.
-        complete: Diagonal of the information that rows and effects together would have.
-        poor: Mean number of clients whose draws are worth few.
-    """
-
-    batches: Float[np.ndarray, "batches parameters parameters"]
-    complete: Float[np.ndarray, " parameters"]
-    poor: float
-
-
-class _Batch(NamedTuple):
-    """What one client sends per round."""
-
-    louis: Float[Array, "batches parameters parameters"]
-    complete: Float[Array, " parameters"]
-    poor: Float[Array, ""]
-
-
-class _Half(NamedTuple):
-    """Moments of the score of the complete data under p(z | D_i, theta)."""
-
-    curvature: Float[Array, "parameters parameters"]
-    second: Float[Array, "parameters parameters"]
-    mean: Float[Array, " parameters"]
-    effective: Float[Array, ""]
-
-
-def observed_information(
-    model: MixedModel,
-    theta: Population,
-    data: FederatedData,
-    *,
-    effects: Law | None = None,
-    rounds: int = 1,
-    seed: int = 0,
-) -> Float[np.ndarray, "parameters parameters"]:
-    """The observed information of all clients about theta = (phi, beta), by Louis's identity.
-
-    Args:
-        model: Mixed model of the fit.
-        theta: Shared parameters at which the information is wanted, such as `run.state.theta`.
-        data: The clients; their training rows are used.
-        effects: Law of the effects of the fit. Default: that of `fedpop`, a diagonal Gaussian.
-        rounds: Rounds, in each of which every client makes 1,024 draws of its effects. More rounds
-            reduce the Monte Carlo error as 1 / sqrt(rounds).
-        seed: Seed of the draws.
-
-    Returns:
-        The matrix in the order in which `ravel_pytree` puts theta. Priors are not in it.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import numpy as np
-        >>> from covey.models import Linear, mixed_linear
-        >>> from covey.models.effects import Gaussian
-        >>> rows = (np.zeros((2, 1)), np.array([0.4, -0.2]))
-        >>> data = FederatedData.from_clients({"a": rows, "b": rows})
-        >>> theta = Population(
-        ...     Linear(jnp.zeros(1), jnp.zeros(())), Gaussian(jnp.zeros(1), jnp.zeros(1))
-        ... )
-        >>> matrix = observed_information(mixed_linear(scale=1.0), theta, data)
-        >>> matrix.shape  # weight, intercept, mean effect, log deviation
-        (4, 4)
-        >>> bool(abs(matrix[1, 1] - 2 * 2 / (1 + 2)) < 0.1)  # exactly clients * rows / (1 + rows)
-        True
-
-    Reference: Louis (1982), Finding the observed information matrix when using the EM algorithm.
-    """
-    if rounds < 1:
-        raise ValueError(f"observed_information: rounds must be at least 1, got {rounds}")
-    law = model.law or effects or gaussian()
-    estimates = estimated_information(model, law, theta, data, seed=seed)
-    return [next(estimates) for _ in range(rounds)][-1].batches.mean(0)
-
-
-def estimated_information(
-    model: MixedModel, law: Law, theta: Population, data: FederatedData, *, seed: int
-) -> Iterator[Information]:
-    """Estimates of the information of all clients, with more draws after each round."""
-    if law.normaliser is not None:
-        raise ValueError(
-            "observed_information: the density of this law is known up to a constant only; use "
-            "another law"
-        )
-    with jax.enable_x64(True):  # the difference of matrices that are nearly equal
-        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), theta)
-
-        def of_client(key: Key[Array, ""], rows: Shard) -> _Batch:
-            return _louis(key, model, law, exact, rows)
-
-        engine = Simulation(federated_sum(of_client, name="information"), data, seed=seed)
-        state = engine.start()
-    batches, before, rounds = [], 0.0, 0
-    while True:
-        with jax.enable_x64(True):
-            state, _ = engine.advance(state, 1)
-        rounds += 1
-        mean = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), state.server.sum)
-        batches.append(rounds * mean.louis - before)
-        before = rounds * mean.louis
-        yield Information(np.concatenate(batches), mean.complete, float(mean.poor))
 
 
 def shared_effects(
@@ -259,11 +138,13 @@ def shared_effects_of(
         )
 
     estimates = estimated_information(model, law, theta, data, seed=seed)
-    for _ in range(rounds):
-        found = next(estimates)
-        errors = errors_of(found)
+    found = next(estimates)
+    errors = errors_of(found)
+    for _ in range(rounds - 1):
         if errors.identified.all() and errors.monte_carlo.max() <= EXACT_ENOUGH:
             break
+        found = next(estimates)
+        errors = errors_of(found)
     _warn(errors, names, found.poor)
     values = np.concatenate(
         [np.asarray(value, np.float64).reshape(-1) for value in estimate.values()]
@@ -283,56 +164,6 @@ def described(model: MixedModel, law: Law, theta: Population) -> dict[str, Array
     else:
         shared = model.coefficients(theta.phi, law.start(parameters))
     return shared if law.describe is None else shared | law.describe(parameters)
-
-
-def _louis(
-    key: Key[Array, ""], model: MixedModel, law: Law, theta: Population, data: Shard
-) -> _Batch:
-    """A client's information about theta, in batches; zero for a client without rows."""
-    flat, unravel = ravel_pytree(theta)
-    beta = of_law(model, theta)
-    rows, mask = all_rows(data)
-
-    def log_joint(parameters, z):
-        at = unravel(parameters)
-        log_prior = law.log_density(of_law(model, at), z)
-        return log_prior + jnp.sum(jnp.where(mask, model.log_likelihood(at.phi, z, rows), 0.0))
-
-    def log_density(z):
-        return log_joint(flat, z)
-
-    around = laplace(log_density, law.start(beta))
-
-    def half(key):
-        """Independent draws, and the moments of the score that they give."""
-        key_prior, key_near = jax.random.split(key)
-        some = law.draws(key_prior, beta, prior_draws(DRAWS))
-        drawn = weighted_draws(
-            key_near, log_density, around, some, lambda z: law.log_density(beta, z), DRAWS
-        )
-
-        def expected(parameters):
-            return drawn.weight @ jax.vmap(lambda z: log_joint(parameters, z))(drawn.z)
-
-        scores = jax.vmap(lambda z: jax.grad(log_joint)(flat, z))(drawn.z)
-        return _Half(
-            -jax.hessian(expected)(flat),
-            (scores.T * drawn.weight) @ scores,
-            drawn.weight @ scores,
-            drawn.effective,
-        )
-
-    halves = jax.lax.map(half, jax.random.split(key, (BATCHES, 2)).reshape(-1))
-    one, other = (jax.tree.map(lambda leaf, at=at: leaf[at::2], halves) for at in (0, 1))
-    # The product of two independent means: that of one with itself would be too large on average.
-    product = jax.vmap(jnp.outer)(one.mean, other.mean)
-    product = (product + jnp.swapaxes(product, 1, 2)) / 2
-    louis = (one.curvature + other.curvature - one.second - other.second) / 2 + product
-    poor = jnp.mean(halves.effective < _FEW * DRAWS, dtype=flat.dtype)
-    complete = jnp.diagonal(jnp.mean(halves.curvature, axis=0))
-    return jax.tree.map(
-        lambda leaf: jnp.where(data.count > 0, leaf, 0.0), _Batch(louis, complete, poor)
-    )
 
 
 def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
@@ -357,7 +188,7 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
         )
     if poor >= 0.5:
         warnings.warn(
-            f"shared_effects: the draws of {poor:.0f} clients are worth less than {_FEW:.0%} of "
+            f"shared_effects: the draws of {poor:.0f} clients are worth less than {FEW:.0%} of "
             "their number; the standard errors may be too small",
             stacklevel=4,
         )
