@@ -1,11 +1,10 @@
-"""Are credible intervals right as often as they say? Checks over simulated clients, and intervals
+"""Calibration of posteriors: coverage of credible intervals over simulated clients, and intervals
 of predictions.
 
 Draw a client's effects from their law, rows given the effects, and draws from the posterior given
-the rows. If the posterior is exact, effects and draws are exchangeable: an interval of probability
-p holds the true effect with probability p, and the number of draws below the true effect is uniform
-on 0 .. S (simulation-based calibration; Talts, Betancourt, Simpson, Vehtari and Gelman 2018). Draws
-of a Markov chain must be thinned until they are about independent.
+the rows. If the posterior is exact, an interval of probability p holds the true effect with
+probability p, and the number of draws below it is uniform on 0 .. S. Draws of a Markov chain must
+be thinned until they are about independent.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,11 @@ _FEWEST_IN_A_BIN = 5  # expected; with fewer the statistic does not follow its l
 class RankCheck(NamedTuple):
     """Pearson's test that ranks are uniform.
 
-    counts: of each effect by bin, from ranks below all draws to ranks above all. Too narrow a
-        posterior fills the outer bins.
-    statistic, p_value: of each effect. Small p-values say that the posterior is not calibrated.
+    Attributes:
+        counts: Ranks of each effect by bin, from below all draws to above all. Too narrow a
+            posterior fills the outer bins.
+        statistic: Pearson's statistic of each effect.
+        p_value: Its p-value; a small one says that the posterior is not calibrated.
     """
 
     counts: Int[np.ndarray, "effects bins"]
@@ -41,18 +42,33 @@ def interval_coverage(
     *,
     levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95),
 ) -> pd.DataFrame:
-    """How many clients' equal-tailed intervals hold their true effect: a line a level and effect.
+    """Share of clients whose equal-tailed credible interval holds their true effect.
 
-    Columns: level, effect, coverage, and standard_error, the binomial one that the coverage has if
-    the level is right.
+    Args:
+        draws: Posterior draws of each client's effects.
+        truth: True effects of each client.
+        levels: Probabilities of the intervals.
+
+    Returns:
+        One row per level and effect, with the columns level, effect, coverage, and standard_error,
+        the binomial standard error of the coverage if the level is right.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> draws, truth = rng.normal(size=(500, 99, 1)), rng.normal(size=(500, 1))
+        >>> table = interval_coverage(draws, truth, levels=(0.9,))
+        >>> bool(abs(table["coverage"][0] - 0.9) < 3 * table["standard_error"][0])
+        True
     """
     drawn, true = np.asarray(draws, float), np.asarray(truth, float)
-    clients, number, effects = drawn.shape
-    widest = (number - 1) / (number + 1)
+    clients, count, effects = drawn.shape
+    widest = (count - 1) / (count + 1)
     for level in levels:
         if not 0 < level <= widest:
             raise ValueError(
-                f"{number} draws make intervals of levels above 0 and up to {widest:.3g}, got {level:g}"
+                f"{count} draws make intervals of levels above 0 and up to {widest:.3g}, "
+                f"got {level:g}"
             )
     pieces = []
     for level in levels:
@@ -72,15 +88,45 @@ def interval_coverage(
 def ranks(
     draws: Float[Numbers, "clients draws effects"], truth: Float[Numbers, "clients effects"]
 ) -> Int[np.ndarray, "clients effects"]:
-    """How many of a client's draws lie below its true effect: 0 to the number of draws."""
+    """Rank of each client's true effect among its draws.
+
+    Args:
+        draws: Posterior draws of each client's effects.
+        truth: True effects of each client.
+
+    Returns:
+        The number of draws below the true effect, 0 to the number of draws.
+
+    Example:
+        >>> import numpy as np
+        >>> ranks(np.array([[[1.0], [2.0], [3.0]]]), np.array([[2.5]])).tolist()
+        [[2]]
+    """
     return np.sum(np.asarray(draws) < np.asarray(truth)[:, None], axis=1)
 
 
 def rank_check(
     rank: Int[np.ndarray, "clients effects"], *, draws: int, bins: int = 20
 ) -> RankCheck:
-    """Test that ranks among `draws` draws are uniform, in `bins` bins of as equal size as whole
-    ranks allow.
+    """Simulation-based calibration: Pearson's test that ranks are uniform.
+
+    Args:
+        rank: Ranks of the true effects, from `ranks`.
+        draws: Number of draws that they are ranks among.
+        bins: Number of bins, of as equal size as whole ranks allow. Default: 20; take fewer where
+            clients are few.
+
+    Returns:
+        Counts by bin, statistic and p-value of each effect.
+
+    Example:
+        >>> import numpy as np
+        >>> uniform = np.arange(100)[:, None] % 10
+        >>> float(rank_check(uniform, draws=9, bins=10).p_value[0])
+        1.0
+
+    Reference: Talts, Betancourt, Simpson, Vehtari and Gelman (2018), Validating Bayesian inference
+    algorithms with simulation-based calibration.
     """
     if rank.size and not 0 <= rank.min() <= rank.max() <= draws:
         raise ValueError(
@@ -92,8 +138,8 @@ def rank_check(
     expected = len(rank) * sizes / (draws + 1)
     if expected.min() < _FEWEST_IN_A_BIN:
         raise ValueError(
-            f"{len(rank)} clients put {expected.min():.2g} into a bin, and the test needs {_FEWEST_IN_A_BIN}: "
-            f"take more clients, or fewer than {bins} bins"
+            f"{len(rank)} clients put {expected.min():.2g} into a bin, and the test needs "
+            f"{_FEWEST_IN_A_BIN}: take more clients, or fewer than {bins} bins"
         )
     counts = np.stack(
         [np.bincount(column * bins // (draws + 1), minlength=bins) for column in rank.T]

@@ -263,7 +263,7 @@ class Mixture(NamedTuple):
         return high
 
     def interval(self, probability: float = 0.9) -> "Interval":
-        """The equal-tailed interval of the mixture, by row; of counts, at least this probability."""
+        """The equal-tailed interval by row; for counts it holds at least this probability."""
         return _interval(self, probability)
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
