@@ -1,5 +1,5 @@
-"""Every model of the catalogue keeps the contract: arrays, a number a row, jit, vmap over clients,
-gradients, one formula.
+"""Every model of the catalogue keeps the contract: arrays, one value per row, jit, vmap over
+clients, gradients, one formula.
 """
 
 import inspect

@@ -214,10 +214,10 @@ def test_an_energy_learns_two_modes():
     law = models.energy(units=16, step_size=0.1, particles=200, steps=10, fewest_clients=1)
     case = Case(law, climbed(law, jnp.asarray(z[:, None]), 300, 0.05))
     at = grid(case, 1)
-    density, place = at.weight / at.cell, at.points[:, 0]
+    density, points = at.weight / at.cell, at.points[:, 0]
 
     def normal(mean, scale):
-        return np.exp(-0.5 * ((place - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
+        return np.exp(-0.5 * ((points - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
 
     def distance(other):
         return (
@@ -226,7 +226,7 @@ def test_an_energy_learns_two_modes():
 
     assert distance(normal(z.mean(), z.std())) > 0.4  # the best Gaussian
     assert distance(density) < 0.1
-    assert at.weight[place > 0].sum() == pytest.approx(np.mean(z > 0), abs=0.04)
+    assert at.weight[points > 0].sum() == pytest.approx(np.mean(z > 0), abs=0.04)
 
 
 @pytest.mark.slow
@@ -235,8 +235,8 @@ def test_a_mixture_finds_two_kinds_of_clients():
     rng, clients, noise, rows = np.random.default_rng(1), 60, 0.5, 10
     z = two_kinds(rng, clients)
     tables = {
-        f"site{place}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows))
-        for place, own in enumerate(z)
+        f"site{index}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows))
+        for index, own in enumerate(z)
     }
     fed = fedpop(
         models.mixed_linear(scale=noise),
@@ -250,16 +250,16 @@ def test_a_mixture_finds_two_kinds_of_clients():
     beta = jax.tree.map(np.asarray, engine.advance(engine.start(), 300)[0].server.theta.beta)
     means = np.array([y.mean() for _, y in tables.values()])
     weights = np.exp(jax.nn.log_softmax(beta.logits))
-    for place, kind in zip(
+    for index, kind in zip(
         np.argsort(beta.components.mean[:, 0]), (means[z < 0], means[z > 0]), strict=True
     ):
-        np.testing.assert_allclose(beta.components.mean[place, 0], kind.mean(), rtol=0.02)
+        np.testing.assert_allclose(beta.components.mean[index, 0], kind.mean(), rtol=0.02)
         np.testing.assert_allclose(
-            np.exp(beta.components.log_scale[place, 0]),
+            np.exp(beta.components.log_scale[index, 0]),
             np.sqrt(kind.var() - noise**2 / rows),
             rtol=0.05,
         )
-        np.testing.assert_allclose(weights[place], len(kind) / clients, rtol=0.02)
+        np.testing.assert_allclose(weights[index], len(kind) / clients, rtol=0.02)
 
 
 def test_a_fixed_law_is_neither_learned_nor_sent():

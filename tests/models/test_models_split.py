@@ -90,11 +90,11 @@ def test_a_cut_network_is_the_network(case):
         def cut(body, head):
             return mixed.log_likelihood(body, head, rows), mixed.predictive(body, head, rows.x)
 
-        slope = jax.grad(lambda params: whole(params)[0] @ jnp.arange(5.0))(params)
-        slopes = jax.grad(lambda body, head: cut(body, head)[0] @ jnp.arange(5.0), argnums=(0, 1))(
+        gradient = jax.grad(lambda params: whole(params)[0] @ jnp.arange(5.0))(params)
+        parts = jax.grad(lambda body, head: cut(body, head)[0] @ jnp.arange(5.0), argnums=(0, 1))(
             body, head
         )
-        return (whole(params), slope), (cut(body, head), join(*slopes))
+        return (whole(params), gradient), (cut(body, head), join(*parts))
 
     near(*both(params, body, head))
     near(join(body, head), params)
