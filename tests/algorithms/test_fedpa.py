@@ -305,7 +305,7 @@ def test_predictions_and_traces_come_from_the_posterior(with_posterior):
     predicted = with_posterior.predict(x, client="site0")
     design = np.column_stack([x, np.ones(2)])
     scale = np.sqrt(PROBLEM.noise**2 + np.einsum("ri,ij,rj->r", design, flat_prior(), design))
-    np.testing.assert_allclose(predicted.scale, scale, rtol=0.03)
+    np.testing.assert_allclose(np.sqrt(predicted.variance), scale, rtol=0.03)
     np.testing.assert_allclose(
         predicted.mean, design @ flat(with_posterior.state.parameters), atol=0.05
     )

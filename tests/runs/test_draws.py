@@ -130,7 +130,7 @@ def test_numbers_are_predicted_by_mean_and_variance_of_the_mixture():
     )
     np.testing.assert_allclose(found.mean, [3.25], rtol=1e-6)
     np.testing.assert_allclose(
-        found.scale**2, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6
+        found.variance, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6
     )
     counts = models.average_of(
         models.Poisson(jax.numpy.log(jax.numpy.array([[2.0], [6.0]]))), jax.numpy.array([3.0, 1.0])

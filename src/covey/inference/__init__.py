@@ -1,5 +1,5 @@
-"""What to make of a fit: traces and summaries, standard errors, calibration, coverage, rows unlike
-the rest; and where to start.
+"""After a fit: traces and summaries, standard errors, calibration, coverage, out-of-distribution
+detection.
 
 `Run.posterior` and `Run.evaluate(...)` lead here; these functions also take draws and predictions
 of any other origin.

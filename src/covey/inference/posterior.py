@@ -24,8 +24,7 @@ from covey.core.algorithm import (
 )
 from covey.core.shard import Axis
 from covey.data.federated import FederatedData
-from covey.models.mixed import average_of
-from covey.models.predictive import Predictive
+from covey.models.predictive import Predictive, mixture_of
 
 if TYPE_CHECKING:
     import xarray
@@ -228,7 +227,7 @@ class SharedChains(NamedTuple):
         size = min(_BATCH, len(jax.tree.leaves(flat)[0]))
 
         def average(draws, rows):
-            return average_of(
+            return mixture_of(
                 jax.lax.map(lambda z: self.chains.predictive(z, rows), draws, batch_size=size)
             )
 
