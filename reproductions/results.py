@@ -58,7 +58,8 @@ def markdown(stored: Sequence[Stored]) -> str:
             "" if result.holds else ", **the others lost**"
         )
         lines.append(
-            f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | {verdict} |"
+            f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | "
+            f"{verdict} |"
         )
     for one in stored:
         lines += _section(one)
@@ -75,7 +76,8 @@ def _section(stored: Stored) -> list[str]:
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | {'holds' if claim.holds else '**lost**'} |"
+        f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | "
+        f"{'holds' if claim.holds else '**lost**'} |"
         for claim in result.claims
     ]
     lines += ["", "| quantity | paper | ours | sd | seeds |", "|---|---|---|---|---|"]

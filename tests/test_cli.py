@@ -419,7 +419,8 @@ def test_help_is_quick_and_light():
         "from covey import cli\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
-        "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax', 'scipy', 'xarray'} & set(sys.modules)))"
+        "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax', 'scipy', 'xarray'} "
+        "& set(sys.modules)))"
     )
 
     def seconds() -> float:

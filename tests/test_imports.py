@@ -50,13 +50,20 @@ def test_every_room_is_listed():
 
 
 def test_import_covey_is_light():
-    code = "import sys, covey; print(sorted({'jax', 'pandas', 'plotly', 'pydantic', 'scipy', 'xarray'} & set(sys.modules)))"
+    code = (
+        "import sys, covey; "
+        "print(sorted({'jax', 'pandas', 'plotly', 'pydantic', 'scipy', 'xarray'} & "
+        "set(sys.modules)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
 def test_arviz_waits_until_it_is_asked_for():
-    code = "import sys, covey.runs.launch; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & set(sys.modules)))"
+    code = (
+        "import sys, covey.runs.launch; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & "
+        "set(sys.modules)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

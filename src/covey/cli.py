@@ -141,7 +141,10 @@ def run_command(
             )
             if (directory / "config.toml").exists():
                 place = shlex.quote(str(directory))
-                command = f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out {place}"
+                command = (
+                    f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out "
+                    f"{place}"
+                )
                 _errors.print(Text(f"to continue: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
         took_part, clients = done.participants, done.data.clients
@@ -433,7 +436,8 @@ def plan_command(
         _console.print(table)
         _console.print(
             Text(
-                "An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."
+                "An empty cell: not accounted for there. rdp and pld take it as known who is in a "
+                "round; the theorem does not."
             ),
             soft_wrap=True,
         )
@@ -483,7 +487,8 @@ def _find_reproductions() -> None:
     clone = Path(__file__).parents[2]
     if not (clone / "reproductions" / "__init__.py").exists():
         raise ValueError(
-            "the reproductions of published results are in the source repository, not in the installed package: clone it, "
+            "the reproductions of published results are in the source repository, not in the "
+            "installed package: clone it, "
             "run `make demo` there once, and call .venv/bin/covey"
         )
     if str(clone) not in sys.path:

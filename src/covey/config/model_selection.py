@@ -53,7 +53,8 @@ def decided(
     parts = build(_with(settings, CANDIDATES[0]))
     if not parts.data.counts("validation").any():
         raise ConfigurationError(
-            'method.components: "auto" chooses by validation rows and there are none; set data.validation'
+            'method.components: "auto" chooses by validation rows and there are none; set '
+            "data.validation"
         )
 
     def fit(components: int) -> Run:

@@ -165,6 +165,7 @@ def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.zeros(shape, dtype)
     if path.exists() and path.stat().st_size != size:
         raise ValueError(
-            f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} expected); move it away"
+            f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} "
+            "expected); move it away"
         )
     return np.memmap(path, dtype, "r+" if path.exists() else "w+", shape=shape)

@@ -393,8 +393,10 @@ def _need_linear(engine: Peers) -> None:
             jnp.any(jnp.abs(b - (a + c) / 2) > 1e-3 * _length(a, b, c))
         ):
             raise ValueError(
-                f"{algorithm.name} cannot run between peers: its server's step is not linear in the sum of the uploads "
-                f"({jax.tree_util.keystr(path)}), so that mixing with neighbours would not follow it; give the server a linear "
+                f"{algorithm.name} cannot run between peers: its server's step is not linear in "
+                "the sum of the uploads "
+                f"({jax.tree_util.keystr(path)}), so that mixing with neighbours would not follow "
+                "it; give the server a linear "
                 "optimiser such as SGD, or use engine='simulate'"
             )
 

@@ -72,7 +72,8 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
     check_probability(probability)
     if tree["posterior"].sizes["draw"] < _FEWEST_DRAWS:
         raise ValueError(
-            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got {tree['posterior'].sizes['draw']}"
+            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got "
+            f"{tree['posterior'].sizes['draw']}"
         )
     exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
     with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
@@ -136,7 +137,9 @@ def _warn(table: pd.DataFrame) -> None:
         first = table.index[poor[0]]
         warnings.warn(
             f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
-            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to {r_hat[poor].max():.3g}, effective draws down "
-            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer burn-in or another step size",
+            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to "
+            f"{r_hat[poor].max():.3g}, effective draws down "
+            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer "
+            "burn-in or another step size",
             stacklevel=4,  # whoever called Posterior.summary
         )

@@ -117,7 +117,10 @@ def spread(clients: pd.DataFrame, measure: str, *, title: str) -> go.Figure:
             y=ordered[measure],
             marker_color=COLOURS[1],
             customdata=ordered[["name", "train_rows"]],
-            hovertemplate=f"%{{customdata[0]}}<br>{measure} %{{y:.4g}}<br>%{{customdata[1]}} training rows<extra></extra>",
+            hovertemplate=(
+                f"%{{customdata[0]}}<br>{measure} %{{y:.4g}}<br>%{{customdata[1]}} training "
+                "rows<extra></extra>"
+            ),
         )
     )
     figure.update_xaxes(title_text="clients, ordered")

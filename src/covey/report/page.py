@@ -34,7 +34,10 @@ def write(run: Any, path: Path, *, settings: str = "") -> None:
         )
         if "ece" in evaluation.metrics:
             errors = evaluation.calibration_errors
-            title = f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
+            title = (
+                f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, "
+                f"{errors.mean:.3f} in the mean of clients"
+            )
             figures.append(reliability(evaluation.reliability(), title=title))
         sections.append(f"<h2>Clients</h2><div class=scroll>{_table(clients)}</div>")
     if settings:

@@ -82,7 +82,8 @@ class RunDirectory:
         if others := self._contents():
             what = "a run" if self._config.exists() else f"{', '.join(others[:3])}"
             raise ValueError(
-                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or choose another --out (out=)"
+                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or "
+                "choose another --out (out=)"
             )
         self._write_settings(settings)
 
@@ -100,7 +101,8 @@ class RunDirectory:
         if not self._config.exists():
             if others := self._contents():
                 raise ValueError(
-                    f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a run to resume"
+                    f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a "
+                    "run to resume"
                 )
             warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
             self._write_settings(settings)

@@ -431,7 +431,8 @@ class Run:
         newest = directory.newest_round()
         if newest > self.round:
             raise ValueError(
-                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: resume=True continues from there"
+                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: "
+                "resume=True continues from there"
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])
