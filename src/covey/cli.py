@@ -140,10 +140,10 @@ def run_command(
                 soft_wrap=True,
             )
             if (directory / "config.toml").exists():
-                place = shlex.quote(str(directory))
+                quoted = shlex.quote(str(directory))
                 command = (
                     f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out "
-                    f"{place}"
+                    f"{quoted}"
                 )
                 _errors.print(Text(f"to continue: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
@@ -523,8 +523,8 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
-    _console.print(Text(f"{title}, {evaluation.split} rows: {numbers}"), soft_wrap=True)
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
+    _console.print(Text(f"{title}, {evaluation.split} rows: {shown}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

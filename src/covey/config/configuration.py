@@ -334,11 +334,11 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
 
 
-def _options(place: str, factory: Factory) -> dict[str, Option]:
-    if place == "run":
+def _options(table: str, factory: Factory) -> dict[str, Option]:
+    if table == "run":
         return options_of(run, without=_NOT_IN_RUN)
     options = options_of(factory, without=("model",))
-    return options | {"data": _PREPARATION, "channel": _PART}.get(place, {})
+    return options | {"data": _PREPARATION, "channel": _PART}.get(table, {})
 
 
 def _misfit(factories: Mapping[str, Factory]) -> list[str]:

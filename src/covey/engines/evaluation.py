@@ -54,7 +54,7 @@ class Evaluator:
         everyone = np.arange(rows.data.clients)
         chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
         return _in_order(
-            (places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks
+            (indices, self._measured(self.root, t, down, *chunk)) for indices, *chunk in chunks
         )
 
     def predict(
@@ -93,8 +93,8 @@ class Evaluator:
             rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients))
         )
         return _in_order(
-            (places, drawn(self.root, t, down, *chunk, named, count=count))
-            for places, *chunk in chunks
+            (indices, drawn(self.root, t, down, *chunk, named, count=count))
+            for indices, *chunk in chunks
         )
 
     def _chunks(
@@ -108,7 +108,7 @@ class Evaluator:
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict
+        """`width` clients at a time, of similar size: indices into `clients`, ids, what they predict
         with, rows of the split.
         """
         counts = rows.ranges(split)[1][clients]
@@ -186,7 +186,7 @@ def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:
 
     def joined(*leaves):
         return np.concatenate(
-            [leaf[: len(places)] for places, leaf in zip(order, leaves, strict=True)]
+            [leaf[: len(indices)] for indices, leaf in zip(order, leaves, strict=True)]
         )[back]
 
     return jax.tree.map(joined, *jax.device_get(values))

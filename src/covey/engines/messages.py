@@ -24,7 +24,7 @@ class Header(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are
+    """What a site sends: its upload as encoded, scalars to report, and whether its values are
     finite.
     """
 

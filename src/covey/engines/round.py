@@ -67,17 +67,17 @@ def call_up(
     else:  # a draw for each of a million clients is not for nothing
         fates = jnp.full(client_ids.shape, fate_of.ARRIVES)
 
-    def number(kind):
+    def count_of(kind):
         return jnp.sum(cohort.mask & (fates == kind), dtype=jnp.int32)
 
     on = cohort.mask & ((fates == fate_of.ARRIVES) | (fates == fate_of.REPEATED))
     counts = Counts(
         contacted=jnp.sum(cohort.mask, dtype=jnp.int32),
         clients=jnp.sum(on, dtype=jnp.int32),
-        lost_down=number(fate_of.LOST_DOWN),
-        lost_up=number(fate_of.LOST_UP),
-        late=number(fate_of.LATE),
-        repeated=number(fate_of.REPEATED),
+        lost_down=count_of(fate_of.LOST_DOWN),
+        lost_up=count_of(fate_of.LOST_UP),
+        late=count_of(fate_of.LATE),
+        repeated=count_of(fate_of.REPEATED),
         diverged=jnp.int32(0),
         diverged_id=jnp.int32(-1),
     )
@@ -209,9 +209,9 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
     largest = np.sort(counts)[::-1][:slots:chunk]
     capacities = [bucket_size(int(rows)) for rows in largest]
     edges = [
-        place
-        for place in range(len(capacities))
-        if not place or capacities[place] != capacities[place - 1]
+        index
+        for index in range(len(capacities))
+        if not index or capacities[index] != capacities[index - 1]
     ]
     ends = [*edges[1:], len(capacities)]
     return [

@@ -34,7 +34,7 @@ from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
 CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
-LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
+LARGE_UPLOAD = 50_000  # values; above, clients run one by one
 
 
 class EngineState(NamedTuple):
@@ -172,18 +172,18 @@ class _Resident:
         )
         return EngineState(0, server, nodes, jnp.zeros(clients, bool))
 
-    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+    def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         server, nodes, seen, record = self.compiled(
             self.engine.setup.root,
             state.round,
-            number,
+            count,
             state.server,
             state.nodes,
             state.seen,
             self.storage,
             self.engine.ids,
         )
-        return EngineState(state.round + number, server, nodes, seen), record
+        return EngineState(state.round + count, server, nodes, seen), record
 
     def take(self, state: EngineState, positions: np.ndarray) -> Node:
         return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
@@ -200,24 +200,24 @@ class _Resident:
     def checkpointed(self) -> None:
         pass
 
-    def _block(self, root, first, number, server, nodes, seen, storage, ids):
-        def body(place, carry):
+    def _block(self, root, first, count, server, nodes, seen, storage, ids):
+        def body(index, carry):
             server, nodes, seen, records = carry
             server, nodes, seen, record = self._round(
-                root, first + place, server, nodes, seen, storage, ids
+                root, first + index, server, nodes, seen, storage, ids
             )
             return (
                 server,
                 nodes,
                 seen,
-                jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record),
+                jax.tree.map(lambda all_, one: all_.at[index].set(one), records, record),
             )
 
         _, _, _, record = jax.eval_shape(
             self._round, root, first, server, nodes, seen, storage, ids
         )
         records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
-        return jax.lax.fori_loop(0, number, body, (server, nodes, seen, records))
+        return jax.lax.fori_loop(0, count, body, (server, nodes, seen, records))
 
     def _round(self, root, t, server, nodes, seen, storage, ids):
         setup, chunk = self.engine.setup, self.engine.chunk
@@ -298,13 +298,13 @@ class _Streamed:
     def start(self, server: State) -> EngineState:
         return EngineState(0, server, None, np.zeros(self.engine.data.clients, bool))
 
-    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+    def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         seen, server, records = np.array(state.seen), state.server, []
-        for t in range(state.round, state.round + number):
+        for t in range(state.round, state.round + count):
             server, record = self._round(t, server, seen)
             records.append(record)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(records))
-        return EngineState(state.round + number, server, None, seen), stacked
+        return EngineState(state.round + count, server, None, seen), stacked
 
     def _round(self, t: int, server: State, seen: np.ndarray) -> tuple[State, rounds.Record]:
         engine, root = self.engine, self.engine.setup.root

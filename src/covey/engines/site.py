@@ -106,14 +106,14 @@ class Site:
         key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
         return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
 
-    def draws(self, t: int, down: Message, number: int, chain: int) -> PyTree:
+    def draws(self, t: int, down: Message, count: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
         if self.programs.draws is None:
             raise ValueError(no_client_posterior(self.programs.algorithm))
         key = jax.random.fold_in(
             key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain
         )
-        return self.programs.draws(key, down, self.state(t, down), self.data["train"], number)
+        return self.programs.draws(key, down, self.state(t, down), self.data["train"], count)
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, or one adapted from the broadcast."""

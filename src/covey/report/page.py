@@ -51,7 +51,7 @@ def write_page(
 ) -> None:
     """A page of figures, and sections of HTML below; the title is HTML too."""
     body = "".join(
-        _embedded(figure, first=place == 0) for place, figure in enumerate(figures)
+        _embedded(figure, first=index == 0) for index, figure in enumerate(figures)
     ) + "".join(sections)
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"

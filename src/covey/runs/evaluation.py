@@ -64,8 +64,8 @@ class Evaluation:
         """
         bins = self._bins
         if client is not None:
-            place = self.data.position_of(client)
-            bins = Calibration(*(leaf[place] for leaf in bins))
+            position = self.data.position_of(client)
+            bins = Calibration(*(leaf[position] for leaf in bins))
         return calibration.reliability(bins)
 
     @property
@@ -84,8 +84,8 @@ class Evaluation:
         )
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
         return (
             f"Evaluation({self.split} rows of {self.data.clients} clients after {self.round} "
-            f"rounds: {numbers})"
+            f"rounds: {shown})"
         )
