@@ -9,12 +9,16 @@ import optax
 import pytest
 from problems import linear_gaussian
 
-from covey import models
+from covey import channel, models
+from covey.algorithms.apfl import apfl
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedper import fedper
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mixture import mixture
+from covey.algorithms.pfedme import pfedme
 from covey.core import cohort
 from covey.engines.simulate import Simulation
 
@@ -187,6 +191,58 @@ def test_partial_participation_has_the_same_mean():
         ends.append(parameters(state.server.parameters))
     error = np.std(ends, 0) / np.sqrt(len(ends))
     assert np.all(np.abs(np.mean(ends, 0) - parameters(whole.server.parameters)) < 4 * error)
+
+
+@pytest.mark.parametrize(
+    ("codec", "omega"),
+    [(channel.rand_k(k=2), 1.0), (channel.dithering(levels=8), 4 / (4 * 8**2))],
+    ids=["rand_k", "dithering"],
+)
+def test_a_lossy_channel_adds_noise_to_the_changes_and_none_to_the_weights(codec, omega):
+    """With one full-gradient step per round FedAvg is gradient descent, and the channel's noise at
+    the optimum keeps it at a mean squared distance of at most V / (1 - r^2): V the variance that
+    the noise adds to a step, r the slowest contraction.
+    """
+    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None)
+    engine = Simulation(method, PROBLEM.data, seed=0, channel=codec)
+    state, squares = engine.start(), []
+    for _ in range(4):
+        state, _ = engine.advance(state, 500)
+        error = parameters(state.server.parameters) - PROBLEM.least_squares
+        squares.append(error @ error)
+    share = COUNTS / COUNTS.sum()
+    changes = [STEP * hessian @ (PROBLEM.least_squares - mean) for hessian, mean in curvatures()]
+    variance = sum(w**2 * omega * change @ change for w, change in zip(share, changes, strict=True))
+    hessian = sum(w * one for w, (one, _) in zip(share, curvatures(), strict=True))
+    contraction = 1 - STEP * np.linalg.eigvalsh(hessian)[0]
+    assert np.mean(squares) < variance / (1 - contraction**2)
+
+
+SGD = {"client_optimizer": optax.sgd(STEP), "batch_size": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "shared"),
+    [
+        (fedavg(models.linear(), **SGD), lambda server: server.parameters),
+        (mixture(models.linear(), components=1, **SGD), lambda server: server.parameters),
+        (pfedme(models.linear(), proximal=2.0, step=0.4), lambda server: server.parameters),
+        (apfl(models.linear(), **SGD), lambda server: server.parameters),
+        (
+            fedper(models.split_network(models.linear(), personal="bias"), **SGD),
+            lambda server: server.shared.parameters,
+        ),
+    ],
+    ids=["fedavg", "mixture", "pfedme", "apfl", "fedper"],
+)
+def test_clipping_bounds_a_clients_change(method, shared):
+    """With one client the average is its change: as long as the clipping allows."""
+    one = PROBLEM.data.subset(np.array([1]))
+    engine = Simulation(method, one, seed=0, channel=channel.clipping(maximum=1e-3))
+    start = engine.start()
+    state, _ = engine.advance(start, 1)
+    moved = jax.tree.map(jnp.subtract, shared(start.server), shared(state.server))
+    assert optax.tree.norm(moved) == pytest.approx(1e-3, rel=1e-6)
 
 
 def test_local_is_gradient_descent_on_every_clients_own_rows():
