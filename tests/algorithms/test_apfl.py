@@ -162,9 +162,12 @@ def test_a_new_client_trains_its_own_part_with_the_common_one_held():
     [
         (
             {"alpha": 1.5},
-            "alpha is the share of a client's own model and must be in .0, 1., got 1.5",
+            "alpha is the share of the personal model and must be in .0, 1., got 1.5",
         ),
-        ({"alpha_step": 0.0}, "alpha_step must be above 0, got 0"),
+        ({"alpha_step": 0.0}, "alpha_step must be above 0 and finite, got 0"),
+        ({"alpha": np.nan}, r"must be in \[0, 1\], got nan"),
+        ({"alpha_step": np.nan}, "alpha_step must be above 0 and finite, got nan"),
+        ({"adapt_epochs": 0}, "apfl: adapt_epochs must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options, message):

@@ -116,10 +116,12 @@ def test_alike_clients_stay_together():
     ("options", "message"),
     [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
-        ({"tolerance": 0}, "tolerance must be above 0, got 0"),
-        ({"apart": -1}, "apart must be at least 0, got -1"),
+        ({"tolerance": 0}, "tolerance must be above 0 and finite, got 0"),
+        ({"apart": -1}, "apart must be at least 0 and finite, got -1"),
         ({"coherence": 1.0}, r"must be in \[0, 1\), got 1"),
-        ({"patience": 0}, "patience must be at least 1 round, got 0"),
+        ({"coherence": np.nan}, r"must be in \[0, 1\), got nan"),
+        ({"tolerance": np.nan}, "tolerance must be above 0 and finite, got nan"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
     ],
 )
 def test_bad_input(options, message):

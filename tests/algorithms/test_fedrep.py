@@ -241,18 +241,16 @@ def test_body_and_head_start_as_one_network():
 @pytest.mark.parametrize("make", [fedrep, fedper])
 def test_a_prior_is_not_dropped_in_silence(make):
     model = models.linear_map(effects=2)._replace(log_prior=lambda phi: -jnp.sum(phi**2))
-    with pytest.raises(
-        ValueError, match="has no use for the prior that linear_map brings; use fedpop"
-    ):
+    with pytest.raises(ValueError, match="cannot use the prior that linear_map brings; use fedpop"):
         make(model)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head_epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"body_steps": 0}, "steps must be at least 1, got 0"),
-        ({"adapt_epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"head_epochs": 0}, "fedrep: head_epochs must be at least 1, got 0"),
+        ({"body_steps": 0}, "fedrep: body_steps must be at least 1, got 0"),
+        ({"adapt_epochs": 0}, "fedrep: adapt_epochs must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options, message):

@@ -297,6 +297,7 @@ def test_an_optimiser_sees_each_component_alone():
         ({"components": 0}, "components must be at least 1, got 0"),
         ({"spread": -1}, "spread is a standard deviation and must be at least 0, got -1"),
         ({"adapt_steps": 0}, "adapt_steps must be at least 1, got 0"),
+        ({"spread": np.nan}, "must be at least 0, got nan"),
     ],
 )
 def test_bad_options(options, message):

@@ -162,10 +162,16 @@ def test_a_new_client_takes_the_nearest_model():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proximal": 0}, "proximal must be above 0, got 0; without a tie, use local"),
+        (
+            {"proximal": 0},
+            "proximal must be above 0 and finite, got 0; without a penalty, use local",
+        ),
         ({"proximal": 4, "step": 0.5}, "step must be above 0 and below 2 / proximal, 0.5"),
         ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
         ({"local_rounds": 0}, "local_rounds must be at least 1, got 0"),
+        ({"proximal": np.nan}, "proximal must be above 0 and finite, got nan"),
+        ({"step": np.nan}, "step must be above 0 and below 2 / proximal, 0.133333"),
+        ({"adapt_epochs": 0}, "pfedme: adapt_epochs must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options, message):
