@@ -42,7 +42,7 @@ class Problem:
             self.clients.append((x, x @ self.truth @ rng.normal(size=effects)))
         self.clients = [(x, y.astype(np.float32).astype(float)) for x, y in self.clients]
         self.data = FederatedData.from_clients(
-            {f"site{place}": rows for place, rows in enumerate(self.clients)}
+            {f"site{index}": rows for index, rows in enumerate(self.clients)}
         )
         self.model = models.linear_map(effects=effects)
         self.phi = np.linalg.qr(self.truth + 0.5 * rng.normal(size=self.truth.shape))[0]
@@ -58,7 +58,7 @@ class Problem:
         return engine.advance(state, rounds)
 
 
-def slopes(x, y, phi, z):
+def gradients(x, y, phi, z):
     """Gradients by phi and z of the mean squared error, halved."""
     residual = x @ phi @ z - y
     return np.outer(x.T @ residual, z) / len(y), phi.T @ x.T @ residual / len(y)
@@ -66,15 +66,15 @@ def slopes(x, y, phi, z):
 
 def fedrep_by_hand(x, y, phi, z, head_steps, body_steps):
     for _ in range(head_steps):
-        z = z - HEAD_STEP * slopes(x, y, phi, z)[1]
+        z = z - HEAD_STEP * gradients(x, y, phi, z)[1]
     for _ in range(body_steps):
-        phi = phi - BODY_STEP * slopes(x, y, phi, z)[0]
+        phi = phi - BODY_STEP * gradients(x, y, phi, z)[0]
     return phi, z
 
 
 def fedper_by_hand(x, y, phi, z, steps):
     for _ in range(steps):
-        by_phi, by_z = slopes(x, y, phi, z)
+        by_phi, by_z = gradients(x, y, phi, z)
         phi, z = phi - BODY_STEP * by_phi, z - BODY_STEP * by_z
     return phi, z
 

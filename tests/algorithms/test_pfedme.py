@@ -36,8 +36,8 @@ def coefficients(tree):
 
 def quadratics():
     """Of each client the Hessian and the minimiser of its mean loss, and its rows."""
-    for place in range(DATA.clients):
-        x, y = DATA.rows_of(place, "train")
+    for index in range(DATA.clients):
+        x, y = DATA.rows_of(index, "train")
         design = np.column_stack([x, np.ones(len(y))]).astype(float)
         yield (
             design.T @ design / len(y),
@@ -157,6 +157,11 @@ def test_a_new_client_takes_the_nearest_model():
     np.testing.assert_array_equal(
         coefficients(method.adapt(jax.random.key(0), down, nothing).parameters), common
     )
+
+
+def test_the_default_steps_are_stable_for_any_penalty():
+    state, _ = fit(pfedme(models.linear(), proximal=100.0, local_rounds=5), 2)
+    assert np.linalg.norm(coefficients(state.server.parameters)) < 1
 
 
 @pytest.mark.parametrize(
