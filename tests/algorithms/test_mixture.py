@@ -243,9 +243,7 @@ def test_a_new_client_learns_its_weights_alone():
 
     def adapted(steps, data=data):
         return (
-            mixture(models.linear(), components=3, adapt_steps=steps)
-            .adapt(KEY, down, data)
-            .weights
+            mixture(models.linear(), components=3, adapt_steps=steps).adapt(KEY, down, data).weights
         )
 
     pi = np.full(3, 1 / 3)

@@ -1,5 +1,8 @@
 """The example of a method outside of the package: SCAFFOLD on least squares."""
 
+import re
+from pathlib import Path
+
 import jax
 import numpy as np
 import optax
@@ -79,6 +82,14 @@ def test_the_control_of_the_server_is_the_mean_of_the_clients():
     own = coefficients(state.nodes.state) * seen[:, None]  # those of unseen clients are still zero
     assert np.all(np.abs(own[seen]).sum(1) > 0)
     np.testing.assert_allclose(coefficients(state.server.control), own.mean(0), rtol=1e-9)
+
+
+def test_what_the_guide_shows_is_the_file():
+    root = Path(__file__).parents[2]
+    guide = (root / "CONTRIBUTING.md").read_text("utf-8").partition("```python\n")[2]
+    shown = guide.partition("```")[0].splitlines()[1:]  # the signature is written without types
+    file = (root / "examples" / "scaffold.py").read_text("utf-8").splitlines()
+    assert {re.sub(r"  +# .*", "", line) for line in shown} <= set(file)
 
 
 def test_bad_options():
