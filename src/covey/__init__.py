@@ -13,16 +13,16 @@ Methods. Each is a factory that takes a model; `help(covey.fedavg)` has its opti
         fedpop       FedPop: mixed effects with their posterior for each client
     EM
         em           classical EM by sums over clients, without memories
-        fedem        FedEM: EM on sufficient statistics, compressed and with partial participation
+        fedem        FedEM: EM on sufficient statistics, with compression and partial cohorts
         fedmissem    FedMissEM: completion of a matrix of which observers see some cells
         vr_fedem     VR-FedEM: FedEM with variance reduction
     One shared model
-        fedavg       FedAvg: local training and averages; FedAdam and others by a server optimiser
+        fedavg       FedAvg: local training and averages; FedAdam with a server optimiser
         fedprox      FedProx: FedAvg with a proximal term
         mb_sgd       minibatch SGD: one gradient per client and round
     Personal models
         apfl         APFL: a personal model mixed with the shared one
-        clustered    clustered federated learning: clients that contradict each other are divided
+        clustered    clustered FL: clients that contradict each other are divided
         fedavg_plus  FedAvg+: FedAvg, fine-tuned by each client before it predicts
         fedper       FedPer: shared and personal layers, trained together
         fedrep       FedRep: a shared representation and personal heads, trained in turn
