@@ -6,14 +6,7 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.averaging import (
-    Weighting,
-    averaging,
-    change,
-    local_work,
-    need,
-    optimizer_or,
-)
+from covey.algorithms.averaging import Weighting, averaging, change, local_work, need, optimizer_or
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import Gradient, descend, mean_gradient
 from covey.models.model import Model
@@ -53,12 +46,12 @@ def fedprox(
         weighting: Whether clients count by their training rows ("rows") or equally ("equal").
 
     Returns:
-        A method for `covey.run`. Its clients have no state.
+        A method for `covey.run`; clients keep nothing between rounds.
 
     Example:
         >>> import covey
         >>> from covey.datasets.synthetic import least_squares
-        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> data, _ = least_squares(0, clients=5, rows=10, dimensions=2, heterogeneity=0.5)
         >>> method = covey.fedprox(covey.models.linear(), proximal=0.5, epochs=3)
         >>> run = covey.run(method, data, rounds=20, seed=1)
         >>> run.evaluate(split="train").pooled["mse"] < 0.25

@@ -55,7 +55,7 @@ def local(
     Example:
         >>> import covey
         >>> from covey.datasets.synthetic import least_squares
-        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> data, _ = least_squares(3, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
         >>> run = covey.run(covey.local(covey.models.linear()), data, rounds=40, seed=1)
         >>> run.evaluate(split="train").pooled["mse"] < 0.05
         True

@@ -31,15 +31,16 @@ def mb_sgd(
         server_optimizer: Optax optimiser of the averaged gradient. Default: SGD with step size 0.1.
         batch_size: Rows of each client's minibatch, drawn without replacement; None, the default,
             uses all its rows.
-        weighting: Whether clients count by their training rows ("rows") or equally ("equal").
+        weighting: Whether gradients count by the client's training rows ("rows") or equally
+            ("equal").
 
     Returns:
-        A method for `covey.run`. Its clients have no state.
+        A method for `covey.run`, without client state.
 
     Example:
         >>> import covey
         >>> from covey.datasets.synthetic import least_squares
-        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> data, _ = least_squares(0, clients=6, rows=10, dimensions=2, heterogeneity=0.5)
         >>> run = covey.run(covey.mb_sgd(covey.models.linear()), data, rounds=100, seed=1)
         >>> run.evaluate(split="train").pooled["mse"] < 0.25
         True

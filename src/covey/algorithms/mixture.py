@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.averaging import (
-    Info,
-    Weighting,
-    local_work,
-    need,
-    need_counts,
-    optimizer_or,
-)
+from covey.algorithms.averaging import Info, Weighting, local_work, need, need_counts, optimizer_or
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core import tree
 from covey.core.algorithm import Algorithm
@@ -77,7 +70,7 @@ def mixture(
             Default: SGD with step size 0.1.
         server_optimizer: Optax optimiser of the averaged change, for each component by itself.
             Default: the plain average.
-        batch_size: Rows per minibatch; None uses all rows of the client at each step.
+        batch_size: Rows per minibatch of the local solver; None uses all rows of the client.
         epochs: Passes over the client's rows per round, after one E step.
         steps: Minibatch steps per round, in place of `epochs`.
         spread: Standard deviation of the noise on the initial parameters of each component, at
@@ -94,12 +87,12 @@ def mixture(
     Example:
         >>> import covey
         >>> from covey.datasets.synthetic import least_squares
-        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> data, _ = least_squares(0, clients=5, rows=10, dimensions=2, heterogeneity=0.5)
         >>> run = covey.run(
         ...     covey.mixture(covey.models.linear(), components=2), data, rounds=20, seed=1
         ... )
         >>> run.evaluate(split="train").clients[["weight_0", "weight_1"]].shape
-        (4, 2)
+        (5, 2)
 
     Reference: Marfoq, Neglia, Bellet, Kameni and Vidal (2021), Federated multi-task learning under
     a mixture of distributions, algorithm 1, equations (6) and (8) to (10).

@@ -8,14 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.averaging import (
-    Info,
-    Weighting,
-    local_work,
-    need,
-    need_counts,
-    optimizer_or,
-)
+from covey.algorithms.averaging import Info, Weighting, local_work, need, need_counts, optimizer_or
 from covey.algorithms.fedprox import with_penalty
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core.algorithm import Algorithm
@@ -83,7 +76,7 @@ def pfedme(
     Example:
         >>> import covey
         >>> from covey.datasets.synthetic import least_squares
-        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> data, _ = least_squares(0, clients=3, rows=10, dimensions=2, heterogeneity=0.5)
         >>> method = covey.pfedme(covey.models.linear(), proximal=0.5, inner_steps=50)
         >>> run = covey.run(method, data, rounds=20, seed=1)
         >>> run.evaluate(split="train").pooled["mse"] < 0.15
