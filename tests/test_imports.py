@@ -1,11 +1,15 @@
 """Imports point one way."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import covey
+from covey.config.catalogue import METHODS
 
 SOURCE = Path(__file__).parents[1] / "src" / "covey"
 ORDER = [  # rooms of one line may not import each other, except where named below
@@ -71,3 +75,11 @@ def test_arviz_waits_until_it_is_asked_for():
 def test_every_public_name_exists():
     code = "import covey; [getattr(covey, name) for name in dir(covey)]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_says_one_line_of_every_public_name():
+    missing = [name for name in covey.__all__ if not re.search(rf"\b{name}\b", covey.__doc__)]
+    assert missing == ["__version__"]
+    table = covey.__doc__.partition("Methods.")[2].partition("Data and runs")[0]
+    assert sorted(re.findall(r"^ {8}(\w+)", table, re.MULTILINE)) == sorted(METHODS)
+    assert max(len(line) for line in covey.__doc__.splitlines()) <= 96  # help() indents by four
