@@ -13,12 +13,16 @@ from covey.topology.mixing import Matrices, Topology, Weights, check_connected, 
 _MOST_DRAWS = 1000
 
 
-def complete(*, weights: Weights = "metropolis") -> Topology:
+def complete(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """Everyone hears everyone, with weight 1/n: what a server would do."""
-    return lambda peers: weights_of(~np.eye(peers, dtype=bool), weights)[None]
+
+    def topology(peers: int) -> Matrices:
+        return weights_of(~np.eye(peers, dtype=bool), weights)[None]
+
+    return Topology(topology, gossip_steps)
 
 
-def ring(*, weights: Weights = "metropolis") -> Topology:
+def ring(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """Each peer hears the one before and the one after."""
 
     def topology(peers: int) -> Matrices:
@@ -27,10 +31,10 @@ def ring(*, weights: Weights = "metropolis") -> Topology:
             _of_edges(np.stack([place, (place + 1) % peers], axis=1), peers), weights
         )[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
-def grid(*, weights: Weights = "metropolis") -> Topology:
+def grid(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """Peers on a rectangle as near to a square as their number allows; a prime number of them is a
     line.
     """
@@ -42,11 +46,16 @@ def grid(*, weights: Weights = "metropolis") -> Topology:
         down = np.stack([place[:-1].ravel(), place[1:].ravel()], axis=1)
         return weights_of(_of_edges(np.concatenate([across, down]), peers), weights)[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def erdos_renyi(
-    *, probability: float = 0.5, rounds: int = 1, seed: int = 0, weights: Weights = "metropolis"
+    *,
+    probability: float = 0.5,
+    rounds: int = 1,
+    seed: int = 0,
+    weights: Weights = "metropolis",
+    gossip_steps: int = 1,
 ) -> Topology:
     """Each pair of peers are neighbours with this probability; drawn again until all are connected.
 
@@ -64,11 +73,14 @@ def erdos_renyi(
             [weights_of(_connected(rng, peers, probability), weights) for _ in range(rounds)]
         )
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def custom(
-    edges: Sequence[tuple[int, int]] | np.ndarray | Path | str, *, weights: Weights = "metropolis"
+    edges: Sequence[tuple[int, int]] | np.ndarray | Path | str,
+    *,
+    weights: Weights = "metropolis",
+    gossip_steps: int = 1,
 ) -> Topology:
     """The graph with these edges: pairs of peers, or a CSV file with a pair a line."""
     if isinstance(edges, Path | str):
@@ -93,7 +105,7 @@ def custom(
         check_connected(graph, "custom")
         return weights_of(graph, weights)[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def _of_edges(pairs: np.ndarray, peers: int) -> Bool[np.ndarray, "peers peers"]:

@@ -9,6 +9,7 @@ On the complete graph both are 1/n everywhere.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
@@ -18,9 +19,32 @@ from scipy.sparse.csgraph import connected_components
 
 Weights: TypeAlias = Literal["metropolis", "fastest"]
 Matrices: TypeAlias = Float[np.ndarray, "rounds peers peers"]
-Topology: TypeAlias = Callable[[int], Matrices]
 _LEAST_OWN = 1e-3  # W_ii in "fastest": a peer always keeps something of its own
 _TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who talks to whom: a function of the number of peers, giving their mixing matrices.
+
+    Attributes:
+        matrices: (number of peers) -> mixing matrices, used one after the other and then from the
+            first again.
+        gossip_steps: Times that peers exchange their states with their neighbours per round, each
+            time with the next matrix. More steps bring peers closer together and cost as many
+            times the messages.
+    """
+
+    matrices: Callable[[int], Matrices]
+    gossip_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.gossip_steps < 1:
+            raise ValueError(f"topology: gossip_steps must be at least 1, got {self.gossip_steps}")
+
+    def __call__(self, peers: int) -> Matrices:
+        """The mixing matrices of so many peers."""
+        return self.matrices(peers)
 
 
 def weights_of(
@@ -68,7 +92,9 @@ def fastest(graph: Bool[np.ndarray, "peers peers"]) -> Float[np.ndarray, "peers 
     return found + np.diag(1 - found.sum(1))
 
 
-def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") -> Topology:
+def mixed_by(
+    matrices: np.ndarray | Sequence[Any], *, name: str = "topology", gossip_steps: int = 1
+) -> Topology:
     """The topology of one mixing matrix, or of several, for round after round; what is no such
     matrix raises a ValueError.
     """
@@ -89,7 +115,7 @@ def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") ->
             )
         return found
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
