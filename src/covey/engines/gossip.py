@@ -50,10 +50,12 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
     """Prepare the exchange of states, and check that the channel fits it.
 
     A channel that loses nothing mixes plainly. Through a lossy one peers send compressed
-    differences, and both the decoded differences and the steps are damped by how much of a
-    difference the channel delivers (delta). An unbiased channel with variance bound omega delivers
-    delta = 1 / (1 + omega) once it is scaled by that number. For a biased one (top-k) delta is
-    measured on equal entries, its worst case: k / d.
+    differences, of which a share delta arrives. An unbiased channel with variance bound omega
+    delivers delta = 1 / (1 + omega) once it is scaled by that number. For a biased one (top-k)
+    delta is measured on equal entries, its worst case: k / d. The step towards the neighbours is
+    gamma = delta / (2 - delta): if each entry arrives with probability delta, a peer has moved by
+    gamma T of its distance after the T rounds until the next arrival, and this gamma makes
+    E(1 - gamma T)^2 least. For small delta, twice this gamma is where peers stop converging.
 
     Args:
         topology: Who talks to whom, and how many times per round.
@@ -87,7 +89,7 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
         channel=given,
         lossy=delivered < 1,
         scale=1.0 if given.omega is None else delivered,
-        step_size=delivered,
+        step_size=delivered / (2 - delivered),
         bits=given.bits(payload),
         bytes=message_size(payload),
     )
