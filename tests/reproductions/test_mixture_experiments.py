@@ -16,7 +16,9 @@ from covey.datasets.loaders import load
 from covey.datasets.synthetic import Mixture, mixture_of_linear
 from covey.models import logistic
 from covey.runs.evaluation import Evaluation
+from covey.topology import ring
 from reproductions import EXPERIMENTS
+from reproductions import mixture_decentralised as decentralised
 from reproductions import mixture_real as real
 from reproductions import mixture_synthetic as synthetic
 
@@ -171,6 +173,13 @@ def test_rates_are_chosen_on_validation_rows_and_scored_on_test_rows(monkeypatch
     assert [round(claim.value) for claim in claims] == [20, 20]
     for name in real.METHODS:
         assert real.method_of(name, 0.1, problem).name
+
+
+def test_the_contraction_of_a_round_is_that_of_all_its_gossip_steps():
+    slowest = (1 + 2 * np.cos(2 * np.pi / 8)) / 3  # the second eigenvalue of a ring of eight
+    assert decentralised.per_round(ring(), 8) == pytest.approx(slowest)
+    assert decentralised.per_round(ring(gossip_steps=3), 8) == pytest.approx(slowest**3)
+    assert set(decentralised.BOUNDS) < set(decentralised.GRAPHS)
 
 
 def test_the_writers_are_those_who_wrote_most(data_dir):

@@ -24,6 +24,8 @@ from covey.core.shard import Shard
 from covey.engines.record import Counts, Record, mean_or_nan
 from covey.engines.setup import Setup, Shapes
 
+BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
+
 
 class Slots(NamedTuple):
     """Some clients of a cohort: position in the data, stable id, weight, and whether they run and
@@ -178,6 +180,32 @@ def close_round(
     client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
     server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
     return tree.where(heard, new, server), Record(counts, client_info, server_info)
+
+
+def repeated(
+    one_round: Callable[..., tuple], first: Integer, count: Integer, carry: tuple
+) -> tuple[tuple, PyTree]:
+    """Several rounds in one compiled loop.
+
+    Args:
+        one_round: (t, *carry) -> (*carry, record), one round.
+        first: The first round (t).
+        count: How many rounds; at most `BLOCK`.
+        carry: What rounds hand on to each other.
+
+    Returns:
+        The carry after the last round, and the records stacked; there is room for `BLOCK` of them.
+    """
+
+    def body(index, at):
+        carry, records = at
+        *carry, record = one_round(first + index, *carry)
+        put = jax.tree.map(lambda all_, one: all_.at[index].set(one), records, record)
+        return tuple(carry), put
+
+    *_, record = jax.eval_shape(one_round, first, *carry)
+    records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
+    return jax.lax.fori_loop(0, count, body, (carry, records))
 
 
 def for_the_lost(aggregate: Aggregate, counts: Counts) -> Aggregate:

@@ -13,12 +13,14 @@ from covey.topology.mixing import Matrices, Topology, Weights, check_connected, 
 _MOST_DRAWS = 1000
 
 
-def complete(*, weights: Weights = "metropolis") -> Topology:
+def complete(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """All peers are neighbours, with weight 1/n: what a server would do.
 
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest"; see
             `topology.mixing.weights_of`. Both are 1/n here.
+        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+            closer to the run of a server, and cost as many messages more.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -27,14 +29,20 @@ def complete(*, weights: Weights = "metropolis") -> Topology:
         >>> complete()(4)[0].tolist()[0]
         [0.25, 0.25, 0.25, 0.25]
     """
-    return lambda peers: weights_of(~np.eye(peers, dtype=bool), weights)[None]
+
+    def topology(peers: int) -> Matrices:
+        return weights_of(~np.eye(peers, dtype=bool), weights)[None]
+
+    return Topology(topology, gossip_steps)
 
 
-def ring(*, weights: Weights = "metropolis") -> Topology:
+def ring(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """A ring: each peer hears the one before and the one after.
 
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
+        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+            closer to the run of a server, and cost as many messages more.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -50,16 +58,18 @@ def ring(*, weights: Weights = "metropolis") -> Topology:
             _of_edges(np.stack([index, (index + 1) % peers], axis=1), peers), weights
         )[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
-def grid(*, weights: Weights = "metropolis") -> Topology:
+def grid(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """A rectangular grid, as near to a square as the number of peers allows.
 
     A prime number of peers is a line.
 
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
+        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+            closer to the run of a server, and cost as many messages more.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -76,11 +86,16 @@ def grid(*, weights: Weights = "metropolis") -> Topology:
         down = np.stack([index[:-1].ravel(), index[1:].ravel()], axis=1)
         return weights_of(_of_edges(np.concatenate([across, down]), peers), weights)[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def erdos_renyi(
-    *, probability: float = 0.5, rounds: int = 1, seed: int = 0, weights: Weights = "metropolis"
+    *,
+    probability: float = 0.5,
+    rounds: int = 1,
+    seed: int = 0,
+    weights: Weights = "metropolis",
+    gossip_steps: int = 1,
 ) -> Topology:
     """Random graphs: each pair of peers are neighbours with the same probability.
 
@@ -92,6 +107,7 @@ def erdos_renyi(
             Default: 1, a network that does not change.
         seed: Seed of the graphs. Default: 0.
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
+        gossip_steps: How often neighbours mix per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -112,11 +128,14 @@ def erdos_renyi(
             [weights_of(_connected(rng, peers, probability), weights) for _ in range(rounds)]
         )
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def custom(
-    edges: Sequence[tuple[int, int]] | np.ndarray | Path | str, *, weights: Weights = "metropolis"
+    edges: Sequence[tuple[int, int]] | np.ndarray | Path | str,
+    *,
+    weights: Weights = "metropolis",
+    gossip_steps: int = 1,
 ) -> Topology:
     """The graph with the given edges.
 
@@ -124,6 +143,7 @@ def custom(
         edges: Pairs of peers, numbered from 0 in the order of the clients; or the path of a CSV
             file with one pair per row.
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
+        gossip_steps: How often neighbours mix per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -158,7 +178,7 @@ def custom(
         check_connected(graph, "custom")
         return weights_of(graph, weights)[None]
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def _of_edges(pairs: np.ndarray, peers: int) -> Bool[np.ndarray, "peers peers"]:

@@ -1,6 +1,7 @@
 """Mixing matrices of a graph."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
@@ -10,9 +11,32 @@ from scipy.sparse.csgraph import connected_components
 
 Weights: TypeAlias = Literal["metropolis", "fastest"]
 Matrices: TypeAlias = Float[np.ndarray, "rounds peers peers"]
-Topology: TypeAlias = Callable[[int], Matrices]
 _LEAST_OWN = 1e-3  # W_ii in "fastest": a peer always keeps a part of its value
 _TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who talks to whom: a function of the number of peers, giving their mixing matrices.
+
+    Attributes:
+        matrices: (number of peers) -> mixing matrices, used one after the other and then from the
+            first again.
+        gossip_steps: Times that peers exchange their states with their neighbours per round, each
+            time with the next matrix. More steps bring peers closer together and cost as many
+            times the messages.
+    """
+
+    matrices: Callable[[int], Matrices]
+    gossip_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.gossip_steps < 1:
+            raise ValueError(f"topology: gossip_steps must be at least 1, got {self.gossip_steps}")
+
+    def __call__(self, peers: int) -> Matrices:
+        """The mixing matrices of so many peers."""
+        return self.matrices(peers)
 
 
 def weights_of(
@@ -111,13 +135,16 @@ def fastest(graph: Bool[np.ndarray, "peers peers"]) -> Float[np.ndarray, "peers 
     return found + np.diag(1 - found.sum(1))
 
 
-def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") -> Topology:
+def mixed_by(
+    matrices: np.ndarray | Sequence[Any], *, name: str = "topology", gossip_steps: int = 1
+) -> Topology:
     """The topology of given mixing matrices.
 
     Args:
         matrices: One mixing matrix, or several that are used one after the other, then from the
             first again; symmetric, rows that add up to 1, no negative weight, a positive diagonal.
         name: What error messages begin with. Default: "topology".
+        gossip_steps: How often neighbours mix per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -148,7 +175,7 @@ def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") ->
             )
         return found
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
