@@ -328,7 +328,7 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
     """The method as peers evaluate it: what a client would be sent, a peer has. Newcomers are given
     a state to start from.
     """
-    draws = algorithm.posterior.client
+    draws, refresh = algorithm.posterior.client, algorithm.refresh
 
     def down(peer):
         return published(algorithm, peer.server)
@@ -339,6 +339,9 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
         adapt=lambda key, server, data: Peer(
             server, algorithm.adapt(key, published(algorithm, server), data)
         ),
+        refresh=None
+        if refresh is None
+        else lambda key, _, peer, data: peer._replace(own=refresh(key, down(peer), peer.own, data)),
         posterior=algorithm.posterior._replace(
             client=None
             if draws is None
