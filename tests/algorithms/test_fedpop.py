@@ -371,7 +371,7 @@ def test_a_model_without_effects_is_refused():
 
 
 def test_the_ratio_is_refused_where_clients_are_not_equally_likely():
-    """Cohorts by rows: on average the ratio gave 505 for a sum of 136."""
+    """The ratio with cohorts by rows: on average 179 for a sum of 100."""
     counts, rng = np.array([3, 30, 5, 12]), np.random.default_rng(0)
 
     def validate(scheme, scaling="ratio"):
