@@ -15,13 +15,13 @@ from covey.algorithms.averaging import (
     client_weight,
     first_state,
     local_work,
-    need,
     optimizer_or,
     server_step,
 )
 from covey.core.algorithm import Algorithm, Empty, Local, keep
 from covey.core.shard import Batch, Shard, some_rows
 from covey.kernels.descent import Gradient, descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

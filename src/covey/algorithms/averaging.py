@@ -115,25 +115,6 @@ def server_step(
     return State(optax.apply_updates(state.parameters, updates), memory)
 
 
-def need(model: object, kind: type, method: str) -> None:
-    """Raise a ValueError where a method is given something else than the kind of model it needs."""
-    if isinstance(model, kind):
-        return
-    called = getattr(model, "__name__", None)
-    if called is not None:
-        raise ValueError(
-            f"{method}: the model is the function {called} itself; call it: {called}()"
-        )
-    if kind is Model:
-        needed = "a model whose parameters all clients share, such as logistic(),"
-    else:
-        needed = "a mixed model, such as mixed_logistic() or split_network(model),"
-    raise ValueError(
-        f"{method}: {needed} is needed, got {getattr(model, 'name', model)!r} of type "
-        f"{type(model).__name__}; see covey.models"
-    )
-
-
 def need_counts(method: str, **counts: int) -> None:
     """Raise a ValueError for a count that is not a whole number of at least 1."""
     for option, count in counts.items():

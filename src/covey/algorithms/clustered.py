@@ -14,7 +14,6 @@ from covey.algorithms.averaging import (
     check_weighting,
     client_weight,
     local_work,
-    need,
     need_counts,
     optimizer_or,
 )
@@ -22,6 +21,7 @@ from covey.core import tree
 from covey.core.algorithm import Aggregate, Algorithm, Hooks, Local, no_state
 from covey.core.shard import Shard, Spec, fold_batches
 from covey.kernels.descent import Gradient, descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 # rows at once in a gradient of all rows; bounds the memory and changes no value beyond rounding

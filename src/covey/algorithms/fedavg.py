@@ -2,9 +2,10 @@
 
 import optax
 
-from covey.algorithms.averaging import Weighting, averaging, change, local_work, need, optimizer_or
+from covey.algorithms.averaging import Weighting, averaging, change, local_work, optimizer_or
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

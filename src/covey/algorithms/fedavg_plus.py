@@ -5,10 +5,11 @@ from typing import NamedTuple
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.averaging import Weighting, local_work, need, optimizer_or
+from covey.algorithms.averaging import Weighting, local_work, optimizer_or
 from covey.algorithms.fedavg import fedavg
 from covey.core.algorithm import Algorithm, Hooks
 from covey.kernels.descent import descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

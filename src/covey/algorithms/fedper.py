@@ -2,10 +2,11 @@
 
 import optax
 
-from covey.algorithms.averaging import Weighting, change, local_work, need, optimizer_or
+from covey.algorithms.averaging import Weighting, change, local_work, optimizer_or
 from covey.algorithms.fedrep import with_heads
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.mixed import MixedModel
 
 

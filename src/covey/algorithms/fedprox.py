@@ -6,9 +6,10 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.averaging import Weighting, averaging, change, local_work, need, optimizer_or
+from covey.algorithms.averaging import Weighting, averaging, change, local_work, optimizer_or
 from covey.core.algorithm import Algorithm
 from covey.kernels.descent import Gradient, descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 import optax
 from jaxtyping import PyTree
 
-from covey.algorithms.averaging import Info, local_work, need, optimizer_or
+from covey.algorithms.averaging import Info, local_work, optimizer_or
 from covey.core.algorithm import Algorithm, Empty, Local, keep
 from covey.kernels.descent import descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

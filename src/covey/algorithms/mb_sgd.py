@@ -3,10 +3,11 @@
 import jax.numpy as jnp
 import optax
 
-from covey.algorithms.averaging import Info, Weighting, averaging, local_work, need
+from covey.algorithms.averaging import Info, Weighting, averaging, local_work
 from covey.core.algorithm import Algorithm
 from covey.core.shard import some_rows
 from covey.kernels.descent import mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.averaging import Info, Weighting, local_work, need, need_counts, optimizer_or
+from covey.algorithms.averaging import Info, Weighting, local_work, need_counts, optimizer_or
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core import tree
 from covey.core.algorithm import Algorithm
 from covey.core.metrics import Mean
 from covey.core.shard import Shard, Spec, batches_of, noted
 from covey.kernels.descent import Gradient, descend
+from covey.models.catalogue import need
 from covey.models.model import Model
 from covey.models.predictive import Predictive, mixture_of
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.averaging import Info, Weighting, local_work, need, need_counts, optimizer_or
+from covey.algorithms.averaging import Info, Weighting, local_work, need_counts, optimizer_or
 from covey.algorithms.fedprox import with_penalty
 from covey.algorithms.surrogate import Surrogate, surrogate_optimisation
 from covey.core.algorithm import Algorithm
 from covey.core.shard import Batch, some_rows
 from covey.kernels.descent import Descent, Gradient, descend, mean_gradient
+from covey.models.catalogue import need
 from covey.models.model import Model
 
 

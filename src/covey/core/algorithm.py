@@ -175,6 +175,9 @@ class Algorithm(NamedTuple):
         adapt: (key, down, data) -> state of an unseen client; nothing is uploaded.
         evaluate: (key, down, client state, data) -> mergeable metrics by name. Default: the
             measures of `predict`.
+        refresh: (key, down, client state, data) -> the client state brought up to date with the
+            newest broadcast, before the client is evaluated, predicts or draws from its posterior;
+            nothing is uploaded and the client does not keep it. Default: the state as it is.
         publish: (server state) -> what clients evaluate, predict and adapt with, where it is more
             than the broadcast of a round. Default: `broadcast`.
         posterior: Posteriors of the shared parameters and of a client's own.
@@ -194,6 +197,7 @@ class Algorithm(NamedTuple):
     predict: Callable[[Key[Array, ""], Message, State, PyTree], PyTree]
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     evaluate: Callable[[Key[Array, ""], Message, State, Shard], dict[str, Metric]] | None = None
+    refresh: Callable[[Key[Array, ""], Message, State, Shard], State] | None = None
     publish: Callable[[State], Message] | None = None
     posterior: Posterior = Posterior()
     privacy: Callable[[Plan], Any] | None = None

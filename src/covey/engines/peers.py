@@ -309,7 +309,7 @@ def _mean_of(good: Bool[Array, " peers"], infos: PyTree) -> PyTree:
 
 def _of_peers(algorithm: Algorithm) -> Algorithm:
     """The method as peers evaluate it, with the state that each has; unseen clients get the mean."""
-    draws = algorithm.posterior.client
+    draws, refresh = algorithm.posterior.client, algorithm.refresh
 
     def down(peer):
         return published(algorithm, peer.server)
@@ -320,6 +320,9 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
         adapt=lambda key, server, data: Peer(
             server, algorithm.adapt(key, published(algorithm, server), data)
         ),
+        refresh=None
+        if refresh is None
+        else lambda key, _, peer, data: peer._replace(own=refresh(key, down(peer), peer.own, data)),
         posterior=algorithm.posterior._replace(
             client=None
             if draws is None

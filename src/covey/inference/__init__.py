@@ -14,7 +14,6 @@ from covey.inference.coverage import (
     rank_check,
     ranks,
 )
-from covey.inference.information import observed_information, shared_effects
 from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import (
@@ -42,11 +41,9 @@ __all__ = [
     "local_linear",
     "max_probability_score",
     "mixture_interval",
-    "observed_information",
     "predictive_interval",
     "rank_check",
     "ranks",
     "reliability",
-    "shared_effects",
     "spectral_start",
 ]

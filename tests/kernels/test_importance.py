@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covey.inference.importance import laplace, prior_draws, weighted_draws
+from covey.kernels.importance import laplace, prior_draws, weighted_draws
 
 
 def drawn(log_density, prior_mean, prior_scale, count=4000):

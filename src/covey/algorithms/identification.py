@@ -19,11 +19,14 @@ class StandardErrors(NamedTuple):
         value: The standard errors; NaN where a function is not identified.
         monte_carlo: Relative Monte Carlo error of each standard error.
         identified: Whether the information determines the function.
+        factor: A factor of the parameters' covariance, which is factor @ factor.T; directions
+            without information have no variance in it.
     """
 
     value: Float[np.ndarray, " functions"]
     monte_carlo: Float[np.ndarray, " functions"]
     identified: Bool[np.ndarray, " functions"]
+    factor: Float[np.ndarray, "parameters directions"]
 
 
 def standard_errors(
@@ -75,6 +78,7 @@ def standard_errors(
         np.where(identified, np.sqrt(variance), np.nan),
         np.divide(error, 2 * variance, out=np.zeros_like(variance), where=variance > 0),
         identified,
+        (unit[:, None] * axes * np.sqrt(inverse))[:, known],
     )
 
 
