@@ -141,3 +141,10 @@ def test_a_run_through_a_lossy_channel_counts_what_is_sent_and_resumes():
     assert like == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), kept)
     one, other = (engine.advance(at, 2)[0].nodes for at in (state, engine.restore(kept)))
     jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_a_network_that_changes_does_so_with_every_exchange():
+    changing = topology.erdos_renyi(probability=0.6, rounds=3, gossip_steps=2)
+    first, second, third = changing(PEERS)
+    _, found = exchanged(changing, None, rounds=2)
+    np.testing.assert_allclose(found.states, first @ third @ second @ first @ START, atol=1e-6)

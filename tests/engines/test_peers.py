@@ -103,9 +103,13 @@ def rows_over_mean():
     return problem().counts("train") / problem().counts("train").mean()
 
 
+def between_peers(method, **options):
+    return Peers(method, problem(), **({"topology": topology.ring(), "seed": 0} | options))
+
+
 @pytest.fixture(scope="module")
 def ring():
-    return Peers(averaging(weighting="equal"), problem(), topology=topology.ring(), seed=0)
+    return between_peers(averaging(weighting="equal"))
 
 
 def test_on_a_ring_it_is_a_step_of_each_and_then_a_mean_of_neighbours(ring):
@@ -127,7 +131,7 @@ def test_on_a_ring_it_is_a_step_of_each_and_then_a_mean_of_neighbours(ring):
 
 def test_by_default_the_mean_over_peers_moves_by_the_mean_over_rows():
     """On a ring of clients with 7 to 40 rows, all present; then with some of them absent."""
-    engine = Peers(averaging(), problem(), topology=topology.ring(), seed=0)
+    engine = between_peers(averaging())
     server = Simulation(averaging(), problem(), seed=0)
     first, step = (one.advance(one.start(), 1)[0].server for one in (engine, server))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first, step)
@@ -136,9 +140,7 @@ def test_by_default_the_mean_over_peers_moves_by_the_mean_over_rows():
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
 
     away = np.array([[0, 1], [1, 0], [1, 1], [0, 1], [1, 0]], bool)
-    some = Peers(
-        averaging(), problem(), topology=topology.ring(), seed=0, cohort=cohort.trace(away)
-    )
+    some = between_peers(averaging(), cohort=cohort.trace(away))
     state, _ = some.advance(some.start(), 6)
     theta = gossip(
         problem(),
@@ -153,13 +155,7 @@ def test_by_default_the_mean_over_peers_moves_by_the_mean_over_rows():
 def test_who_takes_part_rarely_counts_for_more_when_it_does():
     """E[r_i 1(i takes part)] is the same for all peers, the mean probability."""
     chance = np.array([0.3, 0.9, 0.5, 1.0, 0.7])
-    engine = Peers(
-        averaging(),
-        problem(),
-        topology=topology.ring(),
-        seed=5,
-        cohort=cohort.bernoulli(chance),
-    )
+    engine = between_peers(averaging(), seed=5, cohort=cohort.bernoulli(chance))
     here, shares, _ = jax.vmap(engine._present)(jnp.arange(8000))
     np.testing.assert_array_equal(here, shares > 0)
     error = np.std(shares, axis=0) / np.sqrt(8000) + 0.7 * 0.6 / np.sqrt(1024 * 5)
@@ -170,13 +166,7 @@ def test_who_takes_part_rarely_counts_for_more_when_it_does():
 
 def test_weights_of_a_cohort_scale_the_steps():
     weights = np.array([[2.0, 1, 0, 1, 1], [1, 1, 4, 1, 0]])
-    engine = Peers(
-        averaging(weighting="equal"),
-        problem(),
-        topology=topology.ring(),
-        seed=0,
-        cohort=cohort.given(weights),
-    )
+    engine = between_peers(averaging(weighting="equal"), cohort=cohort.given(weights))
     state, _ = engine.advance(engine.start(), 1)
     theta = gossip(
         problem(), topology.ring()(5), 1, absent=lambda t: [2], shares=weights[0] / (12 / 8)
@@ -186,7 +176,7 @@ def test_weights_of_a_cohort_scale_the_steps():
 
 def test_several_gossip_steps_a_round():
     ring = topology.ring(gossip_steps=3)
-    engine = Peers(averaging(), problem(), topology=ring, seed=0)
+    engine = between_peers(averaging(), topology=ring)
     state, lines = engine.advance(engine.start(), 4)
     theta = gossip(problem(), ring(5), 4, shares=rows_over_mean(), steps=3)
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
@@ -209,14 +199,9 @@ def test_a_file_may_ask_for_several_gossip_steps():
 def test_a_step_that_falls_over_rounds_falls_for_absent_peers_too():
     """Every peer's step in round t is 0.8^t of the first, however often it was absent."""
     away = np.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], bool)
-    engine = Peers(
-        averaging(
-            weighting="equal", server_optimizer=optax.sgd(optax.exponential_decay(1.0, 1, 0.8))
-        ),
-        problem(),
-        topology=topology.ring(),
-        seed=0,
-        cohort=cohort.trace(away),
+    falling = optax.sgd(optax.exponential_decay(1.0, 1, 0.8))
+    engine = between_peers(
+        averaging(weighting="equal", server_optimizer=falling), cohort=cohort.trace(away)
     )
     state, _ = engine.advance(engine.start(), 4)
     theta = gossip(
@@ -279,7 +264,7 @@ def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
 
 def test_networks_that_change_are_used_in_turn():
     changing = topology.erdos_renyi(probability=0.6, rounds=3)
-    engine = Peers(averaging(weighting="equal"), problem(), topology=changing, seed=0)
+    engine = between_peers(averaging(weighting="equal"), topology=changing)
     state, _ = engine.advance(engine.start(), 5)
     np.testing.assert_allclose(
         coefficients(state.nodes.state.server), gossip(problem(), changing(5), 5), atol=1e-5
@@ -289,13 +274,7 @@ def test_networks_that_change_are_used_in_turn():
 def test_who_is_absent_keeps_its_state_and_comes_back():
     away = np.ones((5, 4), bool)
     away[2, 1:3] = away[0, 2] = False
-    engine = Peers(
-        averaging(weighting="equal"),
-        problem(),
-        topology=topology.ring(),
-        seed=0,
-        cohort=cohort.trace(away),
-    )
+    engine = between_peers(averaging(weighting="equal"), cohort=cohort.trace(away))
     theta = gossip(problem(), topology.ring()(5), 4, absent=lambda t: np.flatnonzero(~away[:, t]))
     state, lines = engine.advance(engine.start(), 4)
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)

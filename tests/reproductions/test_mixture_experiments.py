@@ -179,7 +179,7 @@ def test_the_contraction_of_a_round_is_that_of_all_its_gossip_steps():
     slowest = (1 + 2 * np.cos(2 * np.pi / 8)) / 3  # the second eigenvalue of a ring of eight
     assert decentralised.per_round(ring(), 8) == pytest.approx(slowest)
     assert decentralised.per_round(ring(gossip_steps=3), 8) == pytest.approx(slowest**3)
-    assert set(decentralised.BOUNDS) < set(decentralised.GRAPHS)
+    assert set(decentralised.NEAR) < set(decentralised.GRAPHS)
 
 
 def test_the_writers_are_those_who_wrote_most(data_dir):

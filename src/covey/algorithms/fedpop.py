@@ -25,6 +25,7 @@ from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Post
 from covey.core.shard import Shard, Spec, all_rows, batches_of
 from covey.kernels.kernel import Kernel
 from covey.kernels.langevin import ula
+from covey.models.catalogue import need
 from covey.models.effects import Law
 from covey.models.mixed import MixedModel, averaged
 
@@ -166,7 +167,7 @@ def fedpop(
     Reference: Kotelevskii, Vono, Moulines and Durmus (2022), FedPop: a Bayesian approach for
     personalised federated learning, algorithm 1.
     """
-    checks.need_mixed(model)
+    need(model, MixedModel, "fedpop")
     joint = joint_of(model, effects)
     checks.check_numbers(
         {

@@ -17,19 +17,6 @@ from covey.models.mixed import MixedModel
 _ROUNDS_TO_TRY, _CLIENTS_TO_TRY = 64, 2**20  # in cohorts that are looked at for unequal weights
 
 
-def need_mixed(model: object) -> None:
-    """An error for a model without random effects."""
-    if isinstance(model, MixedModel):
-        return
-    name = getattr(model, "name", None) or getattr(model, "__name__", type(model).__name__)
-    raise ValueError(
-        f"fedpop: a model with random effects for each client is needed, got {name!r}; use a mixed "
-        "model such as models.mixed_linear(), models.mixed_logistic() or models.mixed_poisson(), "
-        "cut a network with models.split_network(model), or write one in NumPyro with "
-        "models.numpyro.client_plate(...)"
-    )
-
-
 def check_numbers(
     positive: dict[str, float | None], at_least: dict[str, tuple[int | None, int]]
 ) -> None:

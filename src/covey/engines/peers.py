@@ -79,7 +79,7 @@ class Peers(Vectorised):
     server's run; for a mixture with equal weights it is D-FedEM, step then mix.
 
     Only states are sent, and of these the floats: counters advance with the round for everyone. A
-    lossy channel compresses differences to public copies of the states (see `covey.engines.gossip`).
+    lossy channel compresses differences to public copies of the states (`covey.engines.gossip`).
     `bits_up` and `bytes_up` count one message per neighbour and gossip step. `consensus` is the
     root mean square distance of the peers' broadcasts to their mean. What a server reports of its
     step is here the mean over peers of their own steps.
@@ -308,7 +308,7 @@ def _mean_of(good: Bool[Array, " peers"], infos: PyTree) -> PyTree:
 
 
 def _of_peers(algorithm: Algorithm) -> Algorithm:
-    """The method as peers evaluate it, with the state that each has; unseen clients get the mean."""
+    """The method as peers evaluate it, each with its own state; unseen clients get the mean."""
     draws, refresh = algorithm.posterior.client, algorithm.refresh
 
     def down(peer):
