@@ -34,7 +34,7 @@ from covey.algorithms.fedpop import fedpop
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
-from covey.inference.posterior import labels
+from covey.inference.posterior import SharedApproximation, labels
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import gaussian, mixed_linear, mixed_logistic
 from reproductions.result import Claim, Report, Row, Scale
@@ -129,7 +129,10 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
         adapt_burn_in=10,
     )
     done = covey.run(method, data, rounds=rounds, seed=0, progress=False)
-    found, axes = done.posterior.shared.law, method.posterior.axes(data.spec)
+    shared = done.posterior.shared
+    if not isinstance(shared, SharedApproximation):
+        raise TypeError(f"{case.name}: FedPop's posterior should be a law, got {shared!r}")
+    found, axes = shared.law, shared.origin.axes
 
     def named(values: dict[str, np.ndarray]) -> dict[str, float]:
         return {

@@ -185,7 +185,8 @@ def find() -> Findings:
         f"upper_{100 * PROBABILITY:g}": "high",
     }
     named = (
-        table.rename(columns=names)[[*names.values()]] for table in (shared, pd.concat(tables))
+        table.rename(columns=names).filter([*names.values()])
+        for table in (shared, pd.concat(tables))
     )
     return Findings(*named)
 

@@ -93,7 +93,8 @@ def fedpop(
 
     The posterior of a client's effects is sampled by the kernel (`run.posterior.client(name)`).
     That of the shared parameters (`run.posterior.shared`) is the Gaussian at the estimate with the
-    observed information of all clients and the priors given here; see `louis.shared_posterior`.
+    observed information of all clients and the priors given here: its `law` has the estimate and
+    standard errors by name, its draws are in the terms of the model.
 
     Args:
         model: Likelihood p(y | x, phi, z) with random effects, from `covey.models`:
@@ -146,16 +147,13 @@ def fedpop(
         ...     x, own = rng.normal(size=(8, 1)), rng.normal()
         ...     tables[site] = x, 2 * x[:, 0] + own + 0.3 * rng.normal(size=8)
         >>> data = covey.FederatedData.from_clients(tables, features=["dose"])
-        >>> method = fedpop(
-        ...     covey.models.mixed_linear(scale=0.3),
-        ...     step_size=1.0,
-        ...     kernel=covey.kernels.ornstein_uhlenbeck(),
-        ...     phi_optimizer=optax.adam(0.1),
-        ... )
+        >>> model = covey.models.mixed_linear(scale=0.3)
+        >>> method = fedpop(model, step_size=0.003, phi_optimizer=optax.adam(0.1))
         >>> run = covey.run(method, data, rounds=100, seed=1, progress=False)
-        >>> mean, sd = run.posterior.shared.summary().loc["weights[dose]", ["mean", "sd"]]
-        >>> bool(abs(mean - 2) < 3 * sd), bool(sd < 0.1)
-        (True, True)
+        >>> bool(abs(run.state.theta.phi.weight[0] - 2) < 0.2)
+        True
+        >>> run.posterior.client("a").draws(100, chains=2)["intercept"].shape
+        (2, 100)
 
     Departures from the paper: with an Optax optimiser other than SGD the steps eta are not those of
     the theory; `average` weighs round k by k^(1/average - 1), which needs no end of the run to be
@@ -169,7 +167,7 @@ def fedpop(
     joint = joint_of(model, effects)
     checks.check_numbers(
         {
-            "step_size": float(step_size(0) if callable(step_size) else step_size),
+            "step_size": float(jnp.asarray(step_size(0))) if callable(step_size) else step_size,
             "phi_rate": phi_rate,
             "phi_prior": phi_prior,
             "beta_prior": beta_prior,

@@ -72,7 +72,6 @@ class Sampler(NamedTuple):
             log_likelihood=lambda z, rows: likelihood(down.theta.phi, z, rows) / down.temperature,
             data=data,
         )
-        step_size: StepSize = down.step_size if callable(self.step_size) else self.step_size
         end, memory = personal.draws[-1], personal.memory
         return Personal(
             *chain(
@@ -81,11 +80,21 @@ class Sampler(NamedTuple):
                 target,
                 end,
                 memory,
-                step_size=step_size,
+                step_size=self._step_size(down),
                 burn_in=burn_in,
                 draws=draws,
             )
         )
+
+    def _step_size(self, down: Down) -> StepSize:
+        if not callable(self.step_size):
+            return self.step_size
+        if isinstance(down.step_size, Empty):
+            raise ValueError(
+                "fedpop: the step size depends on the round, and this broadcast has none; take it "
+                "from the method's own broadcast or publish"
+            )
+        return down.step_size
 
     def posterior(
         self,

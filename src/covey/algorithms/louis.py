@@ -133,9 +133,9 @@ def shared_posterior(
 
         def errors_of(found: Information) -> StandardErrors:
             return standard_errors(
-                found.batches[:, free, free],
+                np.asarray(found.batches)[:, free, free],
                 prior[free, free],
-                found.complete[free],
+                np.asarray(found.complete)[free],
                 gradients[:, free],
             )
 

@@ -136,8 +136,8 @@ class Evaluator:
         self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int
     ) -> State:
         """What one client predicts with."""
-        is_new = node is None or self.algorithm.hooks.adapt_before_evaluation
-        kept = None if is_new else node.state
+        adapts = self.algorithm.hooks.adapt_before_evaluation
+        kept = None if node is None or adapts else node.state
         state = self._newest(rows, t, down, np.array([client]), kept)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], state)
 
