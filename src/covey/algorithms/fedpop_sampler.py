@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
@@ -111,3 +112,31 @@ class Sampler(NamedTuple):
         found = self.walk(key, cold, data, personal, burn_in=burn_in, draws=draws)
         prior = self.joint.prior_draws(key_prior, down.theta, draws)
         return found._replace(draws=jnp.where(data.count == 0, prior, found.draws))
+
+    def adapt(
+        self, key: Key[Array, ""], down: Down, data: Shard, *, burn_in: int, draws: int
+    ) -> Personal:
+        """The state of an unseen client."""
+        key, key_prior = jax.random.split(key)
+        start = self.start(down.theta, draws)
+        if callable(self.step_size):  # the chain begins far off: it needs the first round's steps
+            key, key_first = jax.random.split(key)
+            first = down._replace(step_size=self.step_at(jnp.int32(0)))
+            start = self.walk(key_first, first, data, start, burn_in=burn_in, draws=1)
+        return self.posterior(key, key_prior, down, data, start, burn_in, draws)
+
+    def more(
+        self,
+        key: Key[Array, ""],
+        down: Down,
+        personal: Personal,
+        data: Shard,
+        *,
+        burn_in: int,
+        draws: int,
+    ) -> Float[Array, "draws effects"]:
+        """A chain from one of the client's draws."""
+        key_start, key, key_prior = jax.random.split(key, 3)
+        index = jax.random.randint(key_start, (), 0, len(personal.draws))
+        start = personal._replace(draws=personal.draws[index][None])
+        return self.posterior(key, key_prior, down, data, start, burn_in, draws).draws
