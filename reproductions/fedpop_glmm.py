@@ -129,10 +129,10 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
         adapt_burn_in=10,
     )
     done = covey.run(method, data, rounds=rounds, seed=0, progress=False)
-    shared, axes_of = done.posterior.shared, method.posterior.axes
-    assert isinstance(shared, SharedApproximation)
-    assert axes_of is not None
-    found, axes = shared.law, axes_of(data.spec)
+    shared = done.posterior.shared
+    if not isinstance(shared, SharedApproximation):
+        raise TypeError(f"{case.name}: FedPop's posterior should be a law, got {shared!r}")
+    found, axes = shared.law, shared.origin.axes
 
     def named(values: dict[str, np.ndarray]) -> dict[str, float]:
         return {

@@ -4,11 +4,12 @@ Kotelevskii et al. (2022), section 4: as the deviation sigma of the effects goes
 becomes FedAvg on the shared parameters and the mean effect, and as it goes to infinity FedRep. Both
 are shown as paths of the server's parameters over rounds, on regressions with shared features:
 
-    sigma -> 0     mixed linear regression, and FedAvg with one full-gradient step a round. A weight and its mean effect add up,
-                   and both move, so FedAvg has twice the step. The gradient is the non-centred one.
-    sigma -> inf   a linear map with little noise, and FedRep with heads trained to their optimum. FedRep holds the heads fixed
-                   where FedPop averages over their posterior, which is as narrow as the noise is
-                   small.
+    sigma -> 0     mixed linear regression, and FedAvg with one full-gradient step per round. A
+                   weight and its mean effect add up, and both move, so FedAvg has twice the step.
+                   The gradient is the non-centred one.
+    sigma -> inf   a linear map with little noise, and FedRep with heads trained to their optimum.
+                   FedRep holds the heads fixed where FedPop averages over their posterior, which is
+                   as narrow as the noise is small.
 """
 
 from collections.abc import Callable

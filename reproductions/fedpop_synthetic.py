@@ -1,4 +1,4 @@
-"""FedPop, FedRep and FedAvg on regressions with shared features and few rows a client.
+"""FedPop, FedRep and FedAvg on regressions with shared features and few rows per client.
 
 Kotelevskii et al. (2022), figure 2 and figures S1 to S6. Two measures, the less the better: the
 principal-angle distance of the features (Collins et al. 2021, definition 1) and the mean over
@@ -227,11 +227,10 @@ def _grid(
     problems: list[Problem], size: Size, report: Report
 ) -> dict[Problem, list[dict[str, Score]]]:
     found: dict[Problem, list[dict[str, Score]]] = {problem: [] for problem in problems}
-    for place, problem in enumerate(problems):
+    for index, problem in enumerate(problems, 1):
         for seed in range(size.seeds):
-            report(
-                f"{problem.label}, seed {seed + 1} of {size.seeds}; problem {place + 1} of {len(problems)}"
-            )
+            done = f"seed {seed + 1} of {size.seeds}; problem {index} of {len(problems)}"
+            report(f"{problem.label}, {done}")
             found[problem].append(scores(problem, seed, size.rounds))
     return found
 

@@ -184,11 +184,11 @@ def find() -> Findings:
         f"lower_{100 * PROBABILITY:g}": "low",
         f"upper_{100 * PROBABILITY:g}": "high",
     }
-    columns = [*names.values()]
-    return Findings(
-        shared.rename(columns=names).filter(columns),
-        pd.concat(tables).rename(columns=names).filter(columns),
+    named = (
+        table.rename(columns=names).filter([*names.values()])
+        for table in (shared, pd.concat(tables))
     )
+    return Findings(*named)
 
 
 def arrived(new: FederatedData, patients: int) -> FederatedData:

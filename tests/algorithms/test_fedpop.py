@@ -324,15 +324,16 @@ def test_a_client_without_rows_has_the_prior(down):
     def prior(key):
         personal = fed.adapt(key, down, nothing)
         more = fed.posterior.client(key, down, personal, nothing, 5000)
-        return personal.draws, more, fed.client(key, down, personal, nothing).up.phi
+        again = fed.refresh(jax.random.fold_in(key, 1), down, personal, nothing)
+        return personal.draws, again.draws, more, fed.client(key, down, personal, nothing).up.phi
 
-    kept, described, gradient = prior(jax.random.key(4))
+    kept, renewed, described, gradient = prior(jax.random.key(4))
     more = np.stack(
         [described["intercept"] - THETA.phi.bias, described["slopes"][:, 0] - THETA.phi.weight[1]],
         -1,
     )
     scale = np.exp(THETA.beta.log_scale)
-    for draws in (np.asarray(kept), more):
+    for draws in (np.asarray(kept), np.asarray(renewed), more):
         assert np.all(np.abs(draws.mean(0) - THETA.beta.mean) < 4 * scale / np.sqrt(5000))
         np.testing.assert_allclose(draws.std(0), scale, rtol=4 / np.sqrt(2 * 5000))
     assert not np.any(np.isclose(kept, more))

@@ -2,6 +2,8 @@
 than the newest parameters.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +16,10 @@ from covey.core.algorithm import published
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
 from covey.engines.loop import Loop
+from covey.engines.peers import Peers
 from covey.engines.simulate import Simulation
 from covey.kernels import ornstein_uhlenbeck
+from covey.topology import complete
 
 NOISE, DRAWS = 0.5, 100
 MODEL = models.mixed_linear(scale=NOISE)
@@ -91,16 +95,19 @@ def test_draws_of_clients_are_of_the_newest_parameters(stale, data):
 
 
 def test_engines_refresh_alike(data):
-    """And a client keeps its state as it was: looking changes no later round."""
+    """Between peers too, where everyone talks to everyone. Evaluation changes no later round."""
+    step = optax.sgd(0.01)
+    fed = covey.fedpop(MODEL, step_size=0.01, draws=3, phi_optimizer=step, beta_optimizer=step)
     few, found = data.subset([0, 1, 2]), []
-    for kind in (Simulation, Loop):
-        engine = kind(method(draws=3, adapt_burn_in=2), few, seed=0, cohort=uniform(1))
+    for make in (Simulation, Loop, partial(Peers, topology=complete())):
+        engine = make(fed, few, seed=0)
         state = engine.advance(engine.start(), 2)[0]
         metrics = engine.evaluate(state, "train")
         later = engine.advance(state, 1)[0].server.theta
-        found.append((jax.tree.map(np.asarray, metrics), later))
-    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+        found.append(jax.tree.leaves((jax.tree.map(np.asarray, metrics), later)))
+    for one, *others in zip(*found, strict=True):
+        for other in others:
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
 def test_the_posterior_of_the_shared_parameters(data):

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
@@ -89,13 +88,14 @@ def fedpop(
         server:  beta <- Proj[beta + eta_1 (grad log p(beta) + sum_i w_i I_i)]
                  phi  <- Proj[phi + eta_2 (grad log p(phi) + sum_i w_i J_i)]
 
-    with w_i the inverse participation probability, or b / |A| for every client of a cohort A of b
-    clients. A client predicts with the average over draws of its effects, made anew under the
-    newest theta; one without rows draws them from p(z | beta).
+    with w_i the inverse participation probability, or b / |A|, where b clients have a cohort A. A
+    client predicts with the average over draws of its effects, made anew under the newest theta;
+    one without rows draws them from p(z | beta).
 
     The posterior of a client's effects is sampled by the kernel (`run.posterior.client(name)`).
     That of the shared parameters (`run.posterior.shared`) is the Gaussian at the estimate with the
-    observed information of all clients and the priors given here; see `louis.shared_posterior`.
+    observed information of all clients and the priors given here: its `law` has the estimate and
+    standard errors by name, its draws are in the terms of the model.
 
     Args:
         model: Likelihood p(y | x, phi, z) with random effects, from `covey.models`:
@@ -125,7 +125,8 @@ def fedpop(
         average: Share of the rounds, counted from the end, over which the shared parameters that
             clients predict with are averaged; 1 is the average of theorem 1 for constant steps.
             Less noise than in the last iterate. Default: None, the last iterate.
-        adapt_burn_in: Transitions before the draws of an unseen client.
+        adapt_burn_in: Transitions before the draws of an unseen client. Default: 200; a kernel that
+            mixes fast, such as `ornstein_uhlenbeck`, needs about 20.
         centred: (ours) False takes the gradient by beta in the non-centred form, for effects that
             are small or hardly known from the rows.
         phi_rate: (ours) Step of phi per row, along a pass that each client makes over its rows with
@@ -148,16 +149,13 @@ def fedpop(
         ...     x, own = rng.normal(size=(8, 1)), rng.normal()
         ...     tables[site] = x, 2 * x[:, 0] + own + 0.3 * rng.normal(size=8)
         >>> data = covey.FederatedData.from_clients(tables, features=["dose"])
-        >>> method = fedpop(
-        ...     covey.models.mixed_linear(scale=0.3),
-        ...     step_size=1.0,
-        ...     kernel=covey.kernels.ornstein_uhlenbeck(),
-        ...     phi_optimizer=optax.adam(0.1),
-        ... )
+        >>> model = covey.models.mixed_linear(scale=0.3)
+        >>> method = fedpop(model, step_size=0.003, phi_optimizer=optax.adam(0.1))
         >>> run = covey.run(method, data, rounds=100, seed=1, progress=False)
-        >>> mean, sd = run.posterior.shared.summary().loc["weights[dose]", ["mean", "sd"]]
-        >>> bool(abs(mean - 2) < 3 * sd), bool(sd < 0.1)
-        (True, True)
+        >>> bool(abs(run.state.theta.phi.weight[0] - 2) < 0.2)
+        True
+        >>> run.posterior.client("a").draws(100, chains=2)["intercept"].shape
+        (2, 100)
 
     Departures from the paper: with an Optax optimiser other than SGD the steps eta are not those of
     the theory; `average` weighs round k by k^(1/average - 1), which needs no end of the run to be
@@ -171,7 +169,7 @@ def fedpop(
     joint = joint_of(model, effects)
     checks.check_numbers(
         {
-            "step_size": float(np.asarray(step_size(0) if callable(step_size) else step_size)),
+            "step_size": float(jnp.asarray(step_size(0))) if callable(step_size) else step_size,
             "phi_rate": phi_rate,
             "phi_prior": phi_prior,
             "beta_prior": beta_prior,
@@ -195,23 +193,6 @@ def fedpop(
     phi_ascent = _Ascent(phi_optimizer or phi_usual, phi_prior, _projection(phi_box, phi_radius))
     beta_ascent = _Ascent(beta_optimizer or usual, beta_prior, joint.law.project)
     along = None if phi_rate is None else RowPass(phi_rate, batch_size)
-
-    def init(key, spec):
-        if scaling == "ratio" and spec.clients is None:
-            raise ValueError(
-                "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use "
-                "'inverse_probability'"
-            )
-        theta, particles = _first_theta(key, joint, spec)
-        return State(
-            theta,
-            phi_ascent.optimizer.init(theta.phi),
-            beta_ascent.optimizer.init(theta.beta) if joint.law.learned else Empty(),
-            particles,
-            Empty() if average is None else theta,
-            clients=jnp.asarray(spec.clients or 0, float),
-            round=jnp.int32(0),
-        )
 
     def broadcast(state):
         return Down(state.theta, temperature(anneal, state.round), sampler.step_at(state.round))
@@ -253,30 +234,20 @@ def fedpop(
         return averaged(lambda z: model.predictive(down.theta.phi, z, x), personal.draws)
 
     def adapt(key, down, data):
-        key, key_prior = jax.random.split(key)
-        start = sampler.start(down.theta, draws)
-        if callable(step_size):  # the chain begins far off and needs the steps of the first round
-            key, key_first = jax.random.split(key)
-            far = down._replace(step_size=sampler.step_at(jnp.int32(0)))
-            start = sampler.walk(key_first, far, data, start, burn_in=adapt_burn_in, draws=1)
-        return sampler.posterior(key, key_prior, down, data, start, adapt_burn_in, draws)
+        return sampler.adapt(key, down, data, burn_in=adapt_burn_in, draws=draws)
 
     def refresh(key, down, personal, data):
         key, key_prior = jax.random.split(key)
         return sampler.posterior(key, key_prior, down, data, personal, burn_in, draws)
 
     def client_draws(key, down, personal, data, count):
-        """A chain from one of the client's draws, in the terms of the model where it has such."""
-        key_start, key, key_prior = jax.random.split(key, 3)
-        index = jax.random.randint(key_start, (), 0, draws)
-        start = personal._replace(draws=personal.draws[index][None])
-        found = sampler.posterior(key, key_prior, down, data, start, burn_in, count).draws
+        found = sampler.more(key, down, personal, data, burn_in=burn_in, draws=count)
         describe = model.describe
         return found if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(found)
 
     return Algorithm(
         name="fedpop",
-        init=init,
+        init=partial(_first_state, joint, phi_ascent, beta_ascent, scaling, average),
         broadcast=broadcast,
         server=server,
         init_client=lambda key, down, data: sampler.start(down.theta, draws),
@@ -315,16 +286,37 @@ class _Ascent(NamedTuple):
         return self.project(optax.apply_updates(at, updates)), memory
 
 
-def _first_theta(key: Key[Array, ""], joint: Joint, spec: Spec) -> tuple[Population, PyTree]:
-    """Where theta starts, and the particles of the law's normaliser."""
+def _first_state(
+    joint: Joint,
+    phi_ascent: _Ascent,
+    beta_ascent: _Ascent,
+    scaling: str,
+    average: float | None,
+    key: Key[Array, ""],
+    spec: Spec,
+) -> State:
+    """The server's state before the first round."""
+    if scaling == "ratio" and spec.clients is None:
+        raise ValueError(
+            "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use "
+            "'inverse_probability'"
+        )
     model, law = joint
     key_model, key_law, key_particles = jax.random.split(key, 3)
     # One key for both: the body and the head of a network should be of the same draw.
     phi, start = model.init(key_model, spec), model.init_effects(key_model, spec)
     checks.warn_of_limits(model, phi, start)
     beta = Empty() if model.law is not None else law.init(key_law, start, spec)
-    particles = Empty() if law.normaliser is None else law.normaliser.init(key_particles, beta)
-    return Population(phi, beta), particles
+    theta = Population(phi, beta)
+    return State(
+        theta,
+        phi_ascent.optimizer.init(phi),
+        beta_ascent.optimizer.init(beta) if law.learned else Empty(),
+        Empty() if law.normaliser is None else law.normaliser.init(key_particles, beta),
+        Empty() if average is None else theta,
+        clients=jnp.asarray(spec.clients or 0, float),
+        round=jnp.int32(0),
+    )
 
 
 def _gradient(

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
@@ -72,8 +73,6 @@ class Sampler(NamedTuple):
             log_likelihood=lambda z, rows: likelihood(down.theta.phi, z, rows) / down.temperature,
             data=data,
         )
-        step_size = down.step_size if callable(self.step_size) else self.step_size
-        assert not isinstance(step_size, Empty)  # the server sends one where it falls over rounds
         end, memory = personal.draws[-1], personal.memory
         return Personal(
             *chain(
@@ -82,11 +81,21 @@ class Sampler(NamedTuple):
                 target,
                 end,
                 memory,
-                step_size=step_size,
+                step_size=self._step_size(down),
                 burn_in=burn_in,
                 draws=draws,
             )
         )
+
+    def _step_size(self, down: Down) -> StepSize:
+        if not callable(self.step_size):
+            return self.step_size
+        if isinstance(down.step_size, Empty):
+            raise ValueError(
+                "fedpop: the step size depends on the round, and this broadcast has none; take it "
+                "from the method's own broadcast or publish"
+            )
+        return down.step_size
 
     def posterior(
         self,
@@ -103,3 +112,31 @@ class Sampler(NamedTuple):
         found = self.walk(key, cold, data, personal, burn_in=burn_in, draws=draws)
         prior = self.joint.prior_draws(key_prior, down.theta, draws)
         return found._replace(draws=jnp.where(data.count == 0, prior, found.draws))
+
+    def adapt(
+        self, key: Key[Array, ""], down: Down, data: Shard, *, burn_in: int, draws: int
+    ) -> Personal:
+        """The state of an unseen client."""
+        key, key_prior = jax.random.split(key)
+        start = self.start(down.theta, draws)
+        if callable(self.step_size):  # the chain begins far off: it needs the first round's steps
+            key, key_first = jax.random.split(key)
+            first = down._replace(step_size=self.step_at(jnp.int32(0)))
+            start = self.walk(key_first, first, data, start, burn_in=burn_in, draws=1)
+        return self.posterior(key, key_prior, down, data, start, burn_in, draws)
+
+    def more(
+        self,
+        key: Key[Array, ""],
+        down: Down,
+        personal: Personal,
+        data: Shard,
+        *,
+        burn_in: int,
+        draws: int,
+    ) -> Float[Array, "draws effects"]:
+        """A chain from one of the client's draws."""
+        key_start, key, key_prior = jax.random.split(key, 3)
+        index = jax.random.randint(key_start, (), 0, len(personal.draws))
+        start = personal._replace(draws=personal.draws[index][None])
+        return self.posterior(key, key_prior, down, data, start, burn_in, draws).draws
