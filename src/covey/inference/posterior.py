@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Client: TypeAlias = str | int | np.integer  # a client's name or its id
 _BATCH = 32  # draws that predict side by side
+# An attribute of traces: the chains are not independent where only some clients take part.
+SHARED_ROUNDS = {"chains": "through the same rounds"}
 
 
 class Origin(NamedTuple):
@@ -211,12 +213,16 @@ class SharedChains(NamedTuple):
 
     def trace(self, *, skip: int = 0, every: int = 1) -> "xarray.DataTree":
         """Draws as ArviZ takes them: a group `posterior` with the dimensions chain and draw."""
-        return _trace(self.draws(skip=skip, every=every), self.origin)
+        origin = self.origin._replace(attributes=self.origin.attributes | SHARED_ROUNDS)
+        return _trace(self.draws(skip=skip, every=every), origin)
 
     def summary(self, *, probability: float = 0.9, skip: int = 0, every: int = 1) -> pd.DataFrame:
         """Mean, standard deviation, equal-tailed credible interval and diagnostics per parameter.
 
-        Warns where chains disagree or are worth few independent draws.
+        The chains have gone through the same rounds. Where only some clients took part they share
+        the noise of the cohorts, which the effective sample sizes and the Monte Carlo standard
+        error take into account (`covey.inference.shared_noise`); R-hat does not see it. Warns where
+        chains disagree or are worth few independent draws.
         """
         return _summary(self.trace(skip=skip, every=every), probability)
 
