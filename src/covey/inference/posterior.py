@@ -294,6 +294,14 @@ class SharedApproximation(NamedTuple):
         """Mean, standard deviation and equal-tailed credible interval per parameter."""
         return _summary(self.trace(count, chains=chains), probability)
 
+    def predict(self, x: PyTree, *, count: int = 100) -> Predictive:
+        """The predictive distribution of the rows x, averaged over `count` draws."""
+        _check_count(count, "count")
+        if self.approximation.predictive is None:
+            raise ValueError("draws of this law predict nothing; see run.predict")
+        rows = jax.tree.map(jnp.asarray, x)
+        return self.approximation.predictive(self.key, self.law, rows, count)
+
 
 def labels(name: str, axes: Sequence[Iterable[object]]) -> list[str]:
     """Labels of the values of an array, given the labels along its axes: `slopes[age]`, ..."""
