@@ -179,6 +179,7 @@ def posterior(size: Size, rates: tuple[float, float], rho: float) -> Algorithm:
         samples=size.epochs,
         rho=rho,
         burn_in_rounds=size.burn_in,
+        normalised=False,
         **_optimizers(rates),
     )
 

@@ -121,6 +121,7 @@ def methods() -> dict[str, Algorithm]:
             rho=1.0,
             steps_per_sample=10,
             minibatches="independent",
+            normalised=False,
             **shared,
         )
     return made

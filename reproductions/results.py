@@ -11,10 +11,14 @@ from reproductions.result import Claim, Result, Row
 
 _HEAD = """# Published results beside ours
 
-Every number is from the code of `covey reproduce ID --scale SCALE`, and no test row chose anything; a claim that does not hold
-says **lost**.
-What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. Times are of two cores, some of
-them with other work beside.
+Every number is from the code of `covey reproduce ID --scale SCALE`. A claim that does not hold says
+**lost**. No test row chose a setting, but for two experiments, as the docstrings of their modules
+say: in `mixture-cifar10` the batch size was changed after a first run on the data that are scored
+here, and in `fedpop-synthetic` (and its grid) FedRep and FedAvg take the learning rate that is best
+by the truth, which favours them.
+
+What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module.
+Times are of two cores, some of them with other work beside.
 """
 
 

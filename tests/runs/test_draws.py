@@ -117,8 +117,10 @@ def test_a_summary_has_the_diagnostics_of_all_chains(whole):
 
 def test_what_there_is_not_is_named(whole):
     done, _ = whole
-    with pytest.raises(ValueError, match=r"fald has no posterior of a client's.*posterior.shared"):
-        done.posterior.client("site0")
+    with pytest.raises(
+        ValueError, match=r"fald has no posterior of a client's own .* see run.posterior.shared"
+    ):
+        done.posterior.client("site1")
     with pytest.raises(ValueError, match="there are 11 draws per chain so far, and 11 were to be"):
         done.posterior.shared.draws(skip=11)
 

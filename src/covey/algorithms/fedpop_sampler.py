@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from covey.algorithms.joint import Joint, Population
 from covey.core.algorithm import Empty
 from covey.core.shard import Shard
-from covey.kernels.kernel import Kernel, Target, chain
+from covey.kernels.kernel import Kernel, StepSize, Target, chain
 
 
 class Down(NamedTuple):

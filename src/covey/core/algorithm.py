@@ -122,10 +122,13 @@ class Approximation(NamedTuple):
         fit: (published state, spec, ask) -> the law. `ask(statistic)` is the sum over all clients
             of `statistic(key, data)`, for laws that need more than the server's state.
         draw: (key, law, count) -> draws in the terms of the model, on the leading axis.
+        predictive: (key, law, x, count) -> the predictive distribution of the rows x, averaged over
+            `count` draws; None where draws predict nothing.
     """
 
     fit: Callable[[Message, Spec, Ask], Any]
     draw: Callable[[Key[Array, ""], Any, int], PyTree]
+    predictive: Callable[[Key[Array, ""], Any, PyTree, int], PyTree] | None = None
 
 
 class Posterior(NamedTuple):

@@ -32,7 +32,6 @@ from covey.models.matrix_completion import Factors, MatrixModel, matrix_completi
 from covey.models.mixed import (
     MixedModel,
     NamedSlopes,
-    average_of,
     averaged,
     mixed_linear,
     mixed_logistic,
@@ -83,7 +82,6 @@ __all__ = [
     "Predictive",
     "RegressionMixture",
     "Repairs",
-    "average_of",
     "averaged",
     "character_lstm",
     "cifar_cnn",

@@ -217,13 +217,6 @@ def averaged(
     return mixture_of(jax.vmap(predictive)(draws))
 
 
-def average_of(
-    members: Predictive, weights: Float[Array, " members"] | None = None
-) -> Categorical | Mixture:
-    """The mixture of predictives stacked on a leading axis: another name of `mixture_of`."""
-    return mixture_of(members, weights)
-
-
 def _columns(phi: Linear | Noisy | NamedSlopes, slopes: Slopes) -> slice | Array:
     if slopes == "all":
         return slice(None)
