@@ -37,14 +37,9 @@ from covey.data.federated import FederatedData, Split
 from covey.engines.rows import need_rows
 from covey.engines.simulate import EngineState, Simulation
 from covey.inference.smoothing import local_linear
-from covey.models.matrix_completion import (
-    FAMILIES,
-    Factors,
-    FamilyName,
-    MatrixModel,
-    is_cell,
-    matrix_completion,
-)
+from covey.models.cell_families import FAMILIES, FamilyName
+from covey.models.matrix_completion import MatrixModel, matrix_completion
+from covey.models.matrix_steps import Factors, is_cell
 
 Resampling = Literal["exponential", "multinomial"]
 RANKS = (0, 1, 2, 3)
