@@ -99,7 +99,7 @@ class FederatedGaussianMixture:
         >>> rng = np.random.default_rng(0)
         >>> rows = {"a": rng.normal(-3, 1, (40, 1)), "b": rng.normal(3, 1, (60, 1))}
         >>> mixture = covey.FederatedGaussianMixture(2, seed=0).fit(rows)
-        >>> sorted(mixture.weights_.round(1).tolist())
+        >>> sorted(round(float(weight), 1) for weight in mixture.weights_)
         [0.4, 0.6]
 
     Reference: Dieuleveut, Fort, Moulines and Robin (2021), Federated expectation maximization with

@@ -106,7 +106,7 @@ def gaussian_mixture(
     Example:
         >>> import jax, numpy as np, covey
         >>> data = covey.FederatedData.from_arrays(np.zeros((4, 2)), np.zeros(4), [0, 0, 1, 1])
-        >>> model = gaussian_mixture(components=3, means=[[0, 0], [1, 0], [0, 1]])
+        >>> model = gaussian_mixture(components=3, means=[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
         >>> theta = model.init(jax.random.key(0), data.spec)
         >>> theta.means.shape, theta.covariance.shape
         ((3, 2), (2, 2))
