@@ -84,9 +84,15 @@ def test_without_compression_it_is_classical_em_step_for_step(method):
     for step in range(1, 6):
         state, lines = engine.advance(state, 1)
         oracle = Oracle(
-            3, covariance_type="tied", max_iter=step, tol=0, reg_covar=1e-6, weights_init=START["weights"], means_init=MEANS,
+            3,
+            covariance_type="tied",
+            max_iter=step,
+            tol=0,
+            reg_covar=1e-6,
+            weights_init=START["weights"],
+            means_init=MEANS,
             precisions_init=np.linalg.inv(START["start_covariance"]),
-        ).fit(x)  # fmt: skip
+        ).fit(x)
         theta = state.server.theta
         np.testing.assert_allclose(theta.weights, oracle.weights_, atol=1e-8)
         np.testing.assert_allclose(theta.means, oracle.means_, atol=1e-8)

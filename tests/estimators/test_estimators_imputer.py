@@ -297,7 +297,8 @@ def test_labels_and_a_site_that_nobody_saw():
         (
             (4, 3),
             -2.0,
-            r"client '7' has the value -2 for the cell \(4, 3\); a poisson value is a whole number of at least 0",
+            r"client '7' has the value -2 for the cell \(4, 3\); a poisson value is a whole number "
+            "of at least 0",
         ),
         ((4, 3), 0.5, r"client '7' has the value 0.5 for the cell \(4, 3\)"),
     ],

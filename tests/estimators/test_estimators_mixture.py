@@ -74,9 +74,15 @@ def test_it_is_scikit_learns_mixture_from_the_same_start(kind, options):
         **same,
     ).fit(data)
     oracle = Oracle(
-        3, covariance_type=kind, max_iter=same["rounds"], tol=same.get("tol", 1e-3), reg_covar=same["ridge"], means_init=START,
-        weights_init=WEIGHTS, precisions_init=PRECISIONS[kind],
-    ).fit(pooled(data))  # fmt: skip
+        3,
+        covariance_type=kind,
+        max_iter=same["rounds"],
+        tol=same.get("tol", 1e-3),
+        reg_covar=same["ridge"],
+        means_init=START,
+        weights_init=WEIGHTS,
+        precisions_init=PRECISIONS[kind],
+    ).fit(pooled(data))
     assert ours.n_iter_ == oracle.n_iter_ == len(ours.history_)
     assert ours.n_iter_ > 3
     assert ours.converged_ == oracle.converged_ == ("rounds" not in options)

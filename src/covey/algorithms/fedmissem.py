@@ -279,8 +279,8 @@ def _found(
 def _with_completions(
     model: MatrixModel, state: State, tally: Tally, given: int | None, noisy: bool
 ) -> State:
-    """The count c for this round: the sum of the observers' multiplicities; or the one that was given,
-    doubled up to that sum when the objective rises.
+    """The count c for this round: the sum of the observers' multiplicities; or the one that was
+    given, doubled up to that sum when the objective rises.
 
     With c large enough the objective never rises from one round to the next. Minibatches let it
     vary, so that it is compared with its start.

@@ -118,7 +118,8 @@ def factor_analysis(
         d = flat_size(spec)
         if factors >= d:
             raise ValueError(
-                f"{name}: {factors} factors cannot be told apart in {d} features; ask for at most {d - 1}"
+                f"{name}: {factors} factors cannot be told apart in {d} features; ask for at most "
+                f"{d - 1}"
             )
         return FactorAnalysis(
             given_or(
