@@ -35,13 +35,11 @@ def em(
 
     Example:
         >>> import numpy as np, covey
-        >>> x = np.random.default_rng(0).normal([[-2.0], [2.0]], 1.0, (2, 50))
-        >>> clients = {"a": (x[0][:, None], np.zeros(50)), "b": (x[1][:, None], np.zeros(50))}
-        >>> data = covey.FederatedData.from_clients(clients)
-        >>> model = covey.models.gaussian_mixture(components=2, means=[[-1.0], [1.0]])
-        >>> run = covey.run(covey.em(model), data, rounds=30, seed=0)
-        >>> run.state.theta.weights.round(1).tolist()
-        [0.5, 0.5]
+        >>> counts = np.repeat([[1.0], [9.0]], 20, axis=0)
+        >>> data = covey.FederatedData.from_arrays(counts, np.zeros(40), np.arange(40) % 3)
+        >>> model = covey.models.poisson_mixture(components=2, rates=[[2.0], [4.0]])
+        >>> covey.run(covey.em(model), data, rounds=20, seed=0).state.theta.rates.shape
+        (2, 1)
 
     Reference: Dempster, Laird and Rubin (1977), Maximum likelihood from incomplete data via the EM
     algorithm; the naive compressed form is the baseline of Dieuleveut et al. (2021), section 2.
