@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.averaging import change, local_work, mean_change, need
+from covey.algorithms.averaging import change, local_work, mean_change
 from covey.core import tree
 from covey.core.algorithm import Algorithm, Empty, Local
 from covey.kernels.descent import descend, mean_gradient
-from covey.models import Model
+from covey.models import Model, need
 
 
 class State(NamedTuple):

@@ -25,7 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.models.predictive import Categorical
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
@@ -63,7 +63,7 @@ def run_fashion(scale: Scale, report: Report) -> Reproduced:
 
 
 def _run(name: str, scale: Scale, report: Report, *, accuracy: float) -> Reproduced:
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     data = load(name, partition="iid", clients=CLIENTS, seed=0)
     test = load(name, split="test", partition="iid", clients=1, seed=0).rows_of(0, "train")
     curves, rows = {}, []

@@ -25,7 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.privacy import Budget, largest_permitted
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 CLIENTS, TEMPERATURE, CLIP, DELTA = 10, 0.05, 0.5, 1e-5
 CORRELATIONS, SIZES_OF_COHORT = (0.0, 0.5, 0.8), (10, 5, 2)
@@ -72,7 +72,7 @@ SETTINGS = [
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Epsilon and accuracy of FA-LD on MNIST."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     images = load("mnist", partition="iid", clients=CLIENTS, seed=0)
     data = images if scale == "full" else images.limited(train_rows=size.rows, seed=0)
     test = load("mnist", split="test", partition="iid", clients=1, seed=0)
@@ -81,7 +81,8 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     for setting in SETTINGS:
         for seed in range(size.seeds):
             report(
-                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed {seed + 1} of {size.seeds}"
+                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed "
+                f"{seed + 1} of {size.seeds}"
             )
             courses.setdefault(setting, []).append(
                 course(data, test, setting, step_size, size, seed)

@@ -14,7 +14,7 @@ and that bias stays when steps get shorter.
 """
 
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,7 +31,7 @@ from reproductions.fald_gaussian import (
     rounds_to,
     simulate,
 )
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
@@ -44,11 +44,45 @@ NEVER = 0.0  # in rows, as JSON has no infinity
 COLOURS = ("#1f6fb2", "#d1733b", "#3a9a5b", "#7f7f7f", "#8e5ea2", "#c9a227")
 
 
+class LocalSteps(NamedTuple):
+    """Numbers of local steps K, where clients' curvatures differ and where they do not."""
+
+    steps: tuple[int, ...]
+    long_steps: tuple[int, ...]
+
+
+class Heterogeneity(NamedTuple):
+    """Variances of the clients' centres."""
+
+    alphas: tuple[float, ...]
+
+
+class Correlation(NamedTuple):
+    """Shares of the noise that clients have in common."""
+
+    correlations: tuple[float, ...]
+
+
+class Density(NamedTuple):
+    """Rounds of each chain, and rounds from draw to draw."""
+
+    rounds: int
+    every: int
+
+
+class Partial(NamedTuple):
+    """Numbers of devices per round, and step sizes."""
+
+    devices: tuple[int, ...]
+    lengths: tuple[float, ...]
+
+
 def run_local_steps(scale: Scale, report: Report) -> Reproduced:
     """Figure 1a: rounds until the distance is reached, by K."""
     turned, same = problem(0, turned=True), problem(0)
-    steps = (1, 10, 30, 100) if scale == "quick" else (1, 3, 10, 20, 30, 50, 100, 300)
-    long_steps = (100, 3000) if scale == "quick" else (10, 100, 300, 1000, 3000, 10000)
+    quick = LocalSteps((1, 10, 30, 100), (100, 3000))
+    full = LocalSteps((1, 3, 10, 20, 30, 50, 100, 300), (10, 100, 300, 1000, 3000, 10000))
+    steps, long_steps = with_changes(quick if scale == "quick" else full)
     found: dict[int, int | None] = {}
     off, rows = [], []
     for number in steps:
@@ -147,7 +181,8 @@ def run_heterogeneity(scale: Scale, report: Report) -> Reproduced:
     """Figure 1b: the farther apart clients' data, the farther from the start is the posterior, with
     K = 10.
     """
-    alphas = (0.0, 10.0, 1000.0) if scale == "quick" else (0.0, 1.0, 10.0, 100.0, 1000.0)
+    quick, full = Heterogeneity((0.0, 10.0, 1000.0)), Heterogeneity((0.0, 1.0, 10.0, 100.0, 1000.0))
+    (alphas,) = with_changes(quick if scale == "quick" else full)
     rounds, chart = 1200, go.Figure()
     needed, last, rows = [], [], []
     for alpha, colour in zip(alphas, COLOURS, strict=False):
@@ -195,7 +230,8 @@ def run_heterogeneity(scale: Scale, report: Report) -> Reproduced:
 
 def run_correlation(scale: Scale, report: Report) -> Reproduced:
     """Figure 1c: noise that clients share, K = 100."""
-    correlations = (0.0, 1.0) if scale == "quick" else (0.0, 0.25, 0.5, 0.75, 1.0)
+    quick, full = Correlation((0.0, 1.0)), Correlation((0.0, 0.25, 0.5, 0.75, 1.0))
+    (correlations,) = with_changes(quick if scale == "quick" else full)
     same, turned = problem(0), problem(0, turned=True)
     rows, needed, biased, chart = [], [], [], go.Figure()
     for rho, colour in zip(correlations, COLOURS, strict=False):
@@ -235,9 +271,8 @@ def run_correlation(scale: Scale, report: Report) -> Reproduced:
 def run_density(scale: Scale, report: Report) -> Reproduced:
     """Figure 1d and e: the density of draws beside the posterior's, K = 10."""
     given = problem(0)
-    rounds, every = (
-        (600, 300) if scale == "quick" else (3000, 300)
-    )  # 300 rounds forget all but e^-2.6 of the slowest direction
+    # 300 rounds forget all but e^-2.6 of the slowest direction
+    rounds, every = with_changes(Density(600 if scale == "quick" else 3000, 300))
     report(f"300 chains of {rounds} rounds")
     states = simulate(given, local_steps=10, rounds=rounds, start=given.mean)
     draws = states[every - 1 :: every].reshape(-1, 2)
@@ -275,8 +310,9 @@ def run_density(scale: Scale, report: Report) -> Reproduced:
 def run_partial(scale: Scale, report: Report) -> Reproduced:
     """Figure 3: S of 50 devices in a round, by both schemes and for several steps, K = 100."""
     given = problem(0)
-    devices = (10, 30, 50) if scale == "quick" else (10, 20, 30, 40, 50)
-    lengths = (4 * STEP, STEP) if scale == "quick" else (4 * STEP, 2 * STEP, STEP)
+    quick = Partial((10, 30, 50), (4 * STEP, STEP))
+    full = Partial((10, 20, 30, 40, 50), (4 * STEP, 2 * STEP, STEP))
+    devices, lengths = with_changes(quick if scale == "quick" else full)
     rows, final = [], {}
     for scheme, draw in {"I": cohort.weighted, "II": cohort.uniform}.items():
         for number in devices:

@@ -23,7 +23,7 @@ from covey.data.federated import FederatedData
 from covey.datasets.synthetic import least_squares
 from covey.models import linear
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 STEPS = (1, 10, 100)
 HETEROGENEITY = 0.5
@@ -48,7 +48,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Distance to the optimum by round, for 1, 10 and 100 local steps."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     paths: dict[int, list[np.ndarray]] = {steps: [] for steps in STEPS}
     theory: dict[int, list[float]] = {steps: [] for steps in STEPS}
     errors = []

@@ -47,7 +47,7 @@ from covey.data.federated import FederatedData, Split
 from covey.datasets.birds import WOODPECKER_YEARS, WREN_YEARS
 from covey.datasets.loaders import load
 from covey.estimators.imputer import FederatedImputer
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 SURVEYS: dict[str, range | None] = {
     "green_woodpecker": WOODPECKER_YEARS,
@@ -92,7 +92,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Scores of held-out cells by survey, and trends."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     rows, claims, trends = [], [], {}
     for name in size.surveys:
         data, found = load(name), list[dict[str, Score]]()

@@ -31,7 +31,7 @@ from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 from covey.estimators.imputer import FederatedImputer
 from covey.models import matrix_completion
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 CLIENTS, BATCH, HELD_OUT = 10, 100, 2000
 SECONDS, GIGABYTES = 600.0, 4.0
@@ -73,7 +73,7 @@ class Fit(NamedTuple):
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Both fits for each count of observations."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     rows, claims, chart = [], [], go.Figure()
     start = perf_counter()
     for count in size.observations:

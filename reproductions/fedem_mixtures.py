@@ -43,7 +43,7 @@ from covey.datasets.loaders import load
 from covey.engines.simulate import Simulation
 from covey.models import gaussian_mixture
 from covey.models.latent import LatentModel
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 COLOURS = ("#1f6fb2", "#d1733b", "#4f9d69", "#7f7f7f")
 MEANS = np.array([[-1.0, 0.0], [1.5, 1.0]])
@@ -108,7 +108,7 @@ Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 def run_made(scale: Scale, report: Report) -> Reproduced:
     """Figure 1: the variance of FedEM stays, that of VR-FedEM vanishes."""
-    size = MADE[scale]
+    size = with_changes(MADE[scale])
     with jax.enable_x64(True):
         paths = {name: [] for name in ("FedEM", "VR-FedEM")}
         for seed in range(size.seeds):
@@ -127,7 +127,7 @@ def run_made(scale: Scale, report: Report) -> Reproduced:
 
 def run_digits(scale: Scale, report: Report) -> Reproduced:
     """Figure 3, and the same with 4 bits per value."""
-    size = DIGITS[scale]
+    size = with_changes(DIGITS[scale])
     data = components_of_digits(size.clients)
     model = first_step(data)
     channels = {"32 bits": identity(), "4 bits": dithering(levels=7)}
@@ -147,7 +147,7 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
 
 def run_compared(scale: Scale, report: Report) -> Reproduced:
     """Compressed EM with and without memories: the mean field against the bits that were sent."""
-    size = COMPARED[scale]
+    size = with_changes(COMPARED[scale])
     cells = [
         (kind, share, codec)
         for kind in ("alike", "unlike")

@@ -33,7 +33,7 @@ from covey.core.shard import Rows, Shard, whole
 from covey.kernels import shrinkage
 from covey.kernels.descent import mean_gradient
 from covey.kernels.iasg import Averaging, burnt_in, next_sample
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 ROWS, BATCH, PASS = 500, 10, 50
 RATES = {10: 0.1, 100: 0.1, 1000: 0.01}
@@ -70,7 +70,7 @@ class Error(NamedTuple):
 
 def run_bias(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Figure 3: FedAvg against local steps, FedPA against samples and against rho."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     averaged: dict[int, Error] = {}
     corrected: dict[tuple[int, float], Error] = {}
     for features in RATES:
@@ -157,7 +157,7 @@ def run_ess(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Fi
     """Figure 4: the effective share of samples against burn-in, steps a sample and the step
     size.
     """
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     number, chains = 20, max(FEWEST_CHAINS, size.chains // 2)
     shares: dict[tuple[str, int, float], float] = {}
     for features, rate in RATES.items():

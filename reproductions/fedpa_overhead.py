@@ -26,7 +26,7 @@ from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpa import fedpa
 from covey.core.shard import Rows, Spec, whole
 from covey.models import linear
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 ROWS, BATCH, SAMPLES, STEPS = 500, 32, 5, 100
 PAPER = {  # milliseconds
@@ -65,7 +65,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Milliseconds of a client's round, by the number of features."""
-    size, rows, ratios, seconds = SIZES[scale], [], {}, {}
+    size, rows, ratios, seconds = with_changes(SIZES[scale]), [], {}, {}
     for features, turns in size.turns.items():
         report(f"{features} features")
         seconds[features] = timed(clients(features, with_dense=features <= size.most_dense), turns)

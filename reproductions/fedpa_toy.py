@@ -24,7 +24,7 @@ from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 from covey.models import linear
 from reproductions.fedavg_drift import Quadratic, fixed_point, quadratic
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 COLOURS = {
     "MB-SGD": "#7f7f7f",
@@ -56,7 +56,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Distance to the optimum against rounds."""
-    size, data = SIZES[scale], clients()
+    size, data = with_changes(SIZES[scale]), clients()
     local = [quadratic(data, place) for place in range(data.clients)]
     optimum = fixed_point(local)
     paths, chosen = {}, {}

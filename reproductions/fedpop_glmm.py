@@ -37,7 +37,7 @@ from covey.datasets.loaders import load
 from covey.inference.posterior import SharedApproximation, labels
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import gaussian, mixed_linear, mixed_logistic
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 NODES = 30
 
@@ -86,16 +86,25 @@ CASES = (
     Case("radon", "number"),
     Case("contraception", "label"),
 )
-ROUNDS: dict[Scale, int] = {"quick": 600, "full": 2000}
+
+
+class Size(NamedTuple):
+    """How long a fit is."""
+
+    rounds: int
+
+
+SIZES: dict[Scale, Size] = {"quick": Size(600), "full": Size(2000)}
 
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Fits of the three tables, value by value."""
+    size = with_changes(SIZES[scale])
     rows, claims, tables = [], [], {}
     for case in CASES:
-        report(f"{case.name}: FedPop, {ROUNDS[scale]} rounds")
+        report(f"{case.name}: FedPop, {size.rounds} rounds")
         data = rescaled(load(case.name), case.units)
-        ours = in_units(fitted(case, data, ROUNDS[scale]), case)
+        ours = in_units(fitted(case, data, size.rounds), case)
         report(f"{case.name}: the pooled fit")
         pooled = in_units(tabulated(maximum_likelihood(case, data), case, data), case)
         tables[case.name] = ours.assign(pooled=pooled["estimate"])

@@ -52,7 +52,7 @@ from covey.models import cifar_cnn, gaussian, mixed_cifar_cnn
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from covey.runs.run import Run
-from reproductions.result import Claim, Report, Row, Scale, row, spread
+from reproductions.result import Claim, Report, Row, Scale, row, spread, with_changes
 
 if TYPE_CHECKING:
     from covey.core.metrics import Calibration
@@ -150,10 +150,10 @@ def run_small(scale: Scale, report: Report) -> Reproduced:
     others.
     """
     if scale == "quick":
-        return small([Problem(5, 5, 0.9)], QUICK, report)
+        return small([Problem(5, 5, 0.9)], with_changes(QUICK), report)
     return small(
         [Problem(s, few, share) for s in (5, 2) for few in (5, 10) for share in (0.5, 0.1, 0.9)],
-        FULL,
+        with_changes(FULL),
         report,
     )
 
@@ -163,25 +163,27 @@ def run_table(scale: Scale, report: Report) -> Reproduced:
     the width.
     """
     if scale == "quick":
-        return table([Problem(2, most=60)], QUICK._replace(rounds=30, every=15), report)
+        return table(
+            [Problem(2, most=60)], with_changes(QUICK._replace(rounds=30, every=15)), report
+        )
     size = FULL._replace(seeds=1, channels=QUICK.channels, hidden=QUICK.hidden)
-    return table([Problem(2, most=None), Problem(5, most=None)], size, report)
+    return table([Problem(2, most=None), Problem(5, most=None)], with_changes(size), report)
 
 
 def run_calibration(scale: Scale, report: Report) -> Reproduced:
     """Figures 4 (right) and S9: how often a label is right that a model is so sure of."""
     if scale == "quick":
-        return calibration([Problem(5, 5, 0.5)], QUICK, report)
-    return calibration([Problem(2, 5, 0.5), Problem(5, 5, 0.5)], FULL, report)
+        return calibration([Problem(5, 5, 0.5)], with_changes(QUICK), report)
+    return calibration([Problem(2, 5, 0.5), Problem(5, 5, 0.5)], with_changes(FULL), report)
 
 
 def run_strange(scale: Scale, report: Report) -> Reproduced:
     """Figures 4 (left) and S8: predictive entropy of images of a kind that no client has seen."""
     digits = {Problem(5, images="mnist"): ("fashion_mnist", "notmnist")}
     return (
-        strange(digits, QUICK, report)
+        strange(digits, with_changes(QUICK), report)
         if scale == "quick"
-        else strange(digits | {Problem(5): ("svhn",)}, FULL, report)
+        else strange(digits | {Problem(5): ("svhn",)}, with_changes(FULL), report)
     )
 
 

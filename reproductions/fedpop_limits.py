@@ -29,7 +29,7 @@ from covey.datasets.synthetic import shared_features
 from covey.engines.simulate import Simulation
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import fixed, gaussian, linear, linear_map, mixed_linear
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 SIGMAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
 STEP, NOISE = 0.1, 0.01
@@ -51,7 +51,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """How far FedPop's path is from FedAvg's and from FedRep's, for each sigma."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     far: dict[str, np.ndarray] = {
         "FedAvg": np.empty((size.seeds, len(SIGMAS))),
         "FedRep": np.empty((size.seeds, len(SIGMAS))),

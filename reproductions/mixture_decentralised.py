@@ -34,7 +34,7 @@ from reproductions.mixture_synthetic import (
     seeds_of,
 )
 from reproductions.mixture_synthetic import SIZES as WHOLE
-from reproductions.result import Claim, Report, Scale, row
+from reproductions.result import Claim, Report, Scale, row, with_changes
 
 GRAPHS: dict[str, Topology] = {
     "complete": complete(),
@@ -61,7 +61,7 @@ SIZES: dict[Scale, Size] = {"quick": Size(1, 36, 30, 60), "full": Size(3, 100, 1
 
 def run(scale: Scale, report: Report) -> Reproduced:
     """Accuracy with a server and between peers on four graphs, and the distance to consensus."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     whole = WHOLE[scale]._replace(
         seeds=size.seeds, clients=size.clients, dimensions=size.dimensions
     )

@@ -33,14 +33,17 @@ from reproductions.mixture_synthetic import (
     trained,
     with_validation,
 )
-from reproductions.result import Claim, Report, Scale, row, spread
+from reproductions.result import Claim, Report, Scale, row, spread, with_changes
 
 RIVALS = ("Local", "FedAvg+", "pFedMe", "APFL")
 
 
 def run_sampling(scale: Scale, report: Report) -> Reproduced:
     """Figure 1, left: accuracy by the share of clients in each round."""
-    size, shares = SIZES[scale], (0.1, 1.0) if scale == "quick" else (0.1, 0.2, 0.5, 1.0)
+    size, shares = (
+        with_changes(SIZES[scale]),
+        (0.1, 1.0) if scale == "quick" else (0.1, 0.2, 0.5, 1.0),
+    )
     found = {
         name: {share: np.zeros(size.seeds) for share in shares} for name in ("FedEM", "FedAvg+")
     }
@@ -72,7 +75,7 @@ def run_sampling(scale: Scale, report: Report) -> Reproduced:
 
 def run_components(scale: Scale, report: Report) -> Reproduced:
     """Figure 1, right: one to four components, and the count with the best held-out likelihood."""
-    size, counts = SIZES[scale], (1, 2, 3, 4)
+    size, counts = with_changes(SIZES[scale]), (1, 2, 3, 4)
     accuracy = {count: np.zeros(size.seeds) for count in counts}
     nll = {count: np.zeros(size.seeds) for count in counts}
     chosen = []
@@ -107,7 +110,7 @@ def run_components(scale: Scale, report: Report) -> Reproduced:
 
 def run_unseen(scale: Scale, report: Report) -> Reproduced:
     """Appendix J.3: unseen clients with few rows and with all; one update of pi and many."""
-    size, limits = SIZES[scale], (10, 30, 100, 1000)  # clients have 1000 at most
+    size, limits = with_changes(SIZES[scale]), (10, 30, 100, 1000)  # clients have 1000 at most
     sgd = optax.sgd(SETTINGS["FedEM"][0])
     methods = {
         "FedEM": _usual("FedEM"),
@@ -151,7 +154,7 @@ def run_unseen(scale: Scale, report: Report) -> Reproduced:
 
 def run_budget(scale: Scale, report: Report) -> Reproduced:
     """Appendix J.5: FedEM with a third of the rounds, as it sends three models per upload."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     third = size._replace(rounds=size.rounds // 3)
     found = {name: np.zeros(size.seeds) for name in ("oracle", "FedEM", *RIVALS)}
     for index, seed in enumerate(seeds_of(size)):

@@ -54,7 +54,7 @@ from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from reproductions.fedpop_images import best_of, halved
 from reproductions.mixture_synthetic import COLOURS, Reproduced, Score, score
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 METHODS = ("FedEM", "Local", "FedAvg", "FedAvg+", "FedProx", "Clustered FL", "pFedMe", "APFL")
 FEW = METHODS[:4]  # at the quick scale, where compilation takes most of the time
@@ -180,14 +180,18 @@ PLAYS = Problem("plays", roles, character_lstm(hidden=32, layers=1), (3.0, 1.0))
 def run_digits(scale: Scale, report: Report) -> Reproduced:
     """MNIST by writer and Fashion-MNIST by a Dirichlet law."""
     quick = scale == "quick"
-    size = Size(1, 30, 20, 10, 1, FEW) if quick else Size(1, 100, 150, 25, 2)
+    size = with_changes(Size(1, 30, 20, 10, 1, FEW) if quick else Size(1, 100, 150, 25, 2))
     return table({DIGITS: size, CLOTHES: size}, report)
 
 
 def run_cifar10(scale: Scale, report: Report) -> Reproduced:
     """CIFAR-10 by a Dirichlet law, small CNN."""
     return table(
-        {PHOTOGRAPHS: Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)},
+        {
+            PHOTOGRAPHS: with_changes(
+                Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)
+            )
+        },
         report,
     )
 
@@ -195,7 +199,12 @@ def run_cifar10(scale: Scale, report: Report) -> Reproduced:
 def run_shakespeare(scale: Scale, report: Report) -> Reproduced:
     """Roles of Shakespeare, character LSTM."""
     return table(
-        {PLAYS: Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)}, report
+        {
+            PLAYS: with_changes(
+                Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)
+            )
+        },
+        report,
     )
 
 

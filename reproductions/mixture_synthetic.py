@@ -43,7 +43,7 @@ from covey.models import logistic
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from covey.runs.run import Run
-from reproductions.result import Claim, Report, Row, Scale, row, spread
+from reproductions.result import Claim, Report, Row, Scale, row, spread, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
@@ -99,7 +99,7 @@ class Score(NamedTuple):
 
 def run(scale: Scale, report: Report) -> Reproduced:
     """Tables 2 and 3 on synthetic data, and how well components and weights are recovered."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     found: dict[str, list[Score]] = {name: [] for name in ("oracle", *SETTINGS)}
     unseen: dict[str, list[Score]] = {name: [] for name in ("oracle", *TABLE_3)}
     cosines, errors = [], []
