@@ -448,7 +448,7 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
     assert "1 of its rows are no observations of a 12 x 9 matrix" in method.diagnose(
         down, data.shard(1, "train")
     )
-    assert "memory_rate=0.5" in method.diagnose(down, data.shard(0, "train"))
+    assert "memory_rate=" in method.diagnose(down, data.shard(0, "train"))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
         index = step % sum(blocks)
         on_rows = index < blocks[0]
         return Part(
-            jnp.where(on_rows, ROWS, COLUMNS), lines * jnp.where(on_rows, index, index - blocks[0])
+            jnp.where(on_rows, jnp.int32(ROWS), jnp.int32(COLUMNS)),
+            lines * jnp.where(on_rows, index, index - blocks[0]),
         )
 
     def recalled(memory: Sides, part: Part) -> Sums:
