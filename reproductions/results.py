@@ -47,7 +47,9 @@ def read(path: Path) -> Stored:
         table = json.loads(path.read_text())
         rows = [Row(**one) for one in table["rows"]]
         claims = [Claim(**one) for one in table["claims"]]
-        result = Result(table["id"], table["scale"], float(table["seconds"]), rows, claims)
+        changes = table.get("changes", {})
+        seconds = float(table["seconds"])
+        result = Result(table["id"], table["scale"], seconds, rows, claims, changes)
         return Stored(result, dict(table["environment"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of `covey reproduce`: {error}") from error

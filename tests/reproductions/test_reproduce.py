@@ -37,7 +37,15 @@ def test_result_has_exactly_the_agreed_form(experiment, tmp_path):
     assert said == ["working at quick"]
     assert result.holds
     written = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert list(written) == ["id", "scale", "seconds", "rows", "claims", "environment"]
+    assert list(written) == [
+        "id",
+        "scale",
+        "seconds",
+        "rows",
+        "claims",
+        "changes",
+        "environment",
+    ]
     assert (written["id"], written["scale"]) == ("some-paper", "quick")
     assert written["seconds"] >= 0
     assert written["rows"] == [
