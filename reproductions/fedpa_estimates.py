@@ -158,29 +158,27 @@ def run_ess(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Fi
     size.
     """
     size = SIZES[scale]
-    number, chains = 20, max(FEWEST_CHAINS, size.chains // 2)
+    count, chains = 20, max(FEWEST_CHAINS, size.chains // 2)
     shares: dict[tuple[str, int, float], float] = {}
     for features, rate in RATES.items():
         report(f"{features} features")
         iterates = {}
         for factor in (0.1, 1.0, 10.0):
             found = [
-                _iterates(features, seed, rate * factor, 500 + number * PASS, chains)
+                _iterates(features, seed, rate * factor, 500 + count * PASS, chains)
                 for seed in range(size.problems)
             ]
             iterates[factor] = found
         for burn_in in (0, 100, 500):
             shares["burn-in", features, burn_in] = _share(
-                iterates[1.0], features, burn_in, PASS, number
+                iterates[1.0], features, burn_in, PASS, count
             )
         for steps in (1, 10, PASS):
             shares["steps a sample", features, steps] = _share(
-                iterates[1.0], features, 500, steps, number
+                iterates[1.0], features, 500, steps, count
             )
         for factor, found in iterates.items():
-            shares["step size", features, rate * factor] = _share(
-                found, features, 500, PASS, number
-            )
+            shares["step size", features, rate * factor] = _share(found, features, 500, PASS, count)
     rows = [
         Row(
             f"effective share of samples, {features} features, {kind} {value:g}",
@@ -251,7 +249,7 @@ def effective(log_weight: np.ndarray) -> np.ndarray:
     return weight.sum(-1) ** 2 / (weight**2).sum(-1)
 
 
-@partial(jax.jit, static_argnames=("plan", "number"))
+@partial(jax.jit, static_argnames=("plan", "count"))
 def _paths(
     keys: Key[Array, "starts chains"],
     data: Shard,
@@ -259,7 +257,7 @@ def _paths(
     rate: Float[Array, ""],
     rho: Float[Array, ""],
     plan: Averaging,
-    number: int,
+    count: int,
 ) -> tuple[
     Float[Array, "starts chains path d"],
     Float[Array, "starts chains path d"],
@@ -279,8 +277,8 @@ def _paths(
             delta = shrinkage.delta(known, shrinkage.given(rho, known.count))
             return (walk, known), (delta, start - walk.path.parameters, sample)
 
-        begun = (burnt_in(*local, start), shrinkage.no_samples(number, start.size))
-        return jax.lax.scan(step, begun, length=number)[1]
+        begun = (burnt_in(*local, start), shrinkage.no_samples(count, start.size))
+        return jax.lax.scan(step, begun, length=count)[1]
 
     return jax.vmap(jax.vmap(one, (0, None)), (0, 0))(keys, starts)
 
@@ -346,15 +344,15 @@ def _walked(
     return jax.vmap(jax.vmap(one, (0, None)), (0, 0))(keys, starts)
 
 
-def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, number: int) -> float:
+def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, count: int) -> float:
     """The effective share of samples that are means of `steps` iterates; none of chains that
     diverged.
     """
     shares = []
     for seed, iterates in enumerate(found):
         rows = problem(features, seed)
-        samples = iterates[:, burn_in : burn_in + number * steps].astype(np.float64)
-        samples = samples.reshape(len(samples), number, steps, features).mean(2)
+        samples = iterates[:, burn_in : burn_in + count * steps].astype(np.float64)
+        samples = samples.reshape(len(samples), count, steps, features).mean(2)
         with np.errstate(over="ignore", invalid="ignore"):
             log_weight = -0.5 * np.sum((samples @ rows.x.T - rows.y) ** 2, -1)
         good = np.all(np.isfinite(log_weight), -1) & (
@@ -362,7 +360,7 @@ def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, num
         )
         shares.append(
             np.mean(
-                np.where(good, effective(np.where(good[:, None], log_weight, 0.0)) / number, 0.0)
+                np.where(good, effective(np.where(good[:, None], log_weight, 0.0)) / count, 0.0)
             )
         )
     return float(np.mean(shares))
@@ -413,8 +411,8 @@ def _ess_figure(shares: dict[tuple[str, int, float], float]) -> go.Figure:
         for features, colour in COLOURS.items():
             points = [
                 (value, share)
-                for (which, number, value), share in shares.items()
-                if (which, number) == (kind, features)
+                for (which, count, value), share in shares.items()
+                if (which, count) == (kind, features)
             ]
             x, y = zip(*points, strict=True)
             curve = go.Scatter(

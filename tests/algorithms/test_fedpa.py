@@ -46,11 +46,11 @@ def flat(tree):
     return np.concatenate([np.ravel(tree.weight), np.ravel(tree.bias)])
 
 
-def one_client(place=0):
+def one_client(client=0):
     data = PROBLEM.data
     rows = Rows(jnp.asarray(data.rows.x), jnp.asarray(data.rows.y))
     return Shard(
-        rows, jnp.int32(data.starts("train")[place]), jnp.int32(data.counts("train")[place]), 96
+        rows, jnp.int32(data.starts("train")[client]), jnp.int32(data.counts("train")[client]), 96
     )
 
 
@@ -65,18 +65,18 @@ def upload(method, data, theta=None):
     return local.up
 
 
-@partial(jax.jit, static_argnames="number")
-def drawn(key, data, number):
+@partial(jax.jit, static_argnames="count")
+def drawn(key, data, count):
     local = (key, data, mean_gradient(MODEL.log_likelihood), SGD, Averaging(8, 0, None))
     start = MODEL.init(key, PROBLEM.data.spec)  # zeros
     return jax.lax.scan(
-        lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=number
+        lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=count
     )[1]
 
 
-def samples_of(data, number, key=None):
+def samples_of(data, count, key=None):
     """The samples of that client, one pass over its rows in batches of eight each."""
-    found = drawn(jax.random.key(3) if key is None else key, data, number)
+    found = drawn(jax.random.key(3) if key is None else key, data, count)
     return np.column_stack([found.weight, found.bias])
 
 
@@ -237,8 +237,8 @@ def test_other_samplers(kernel, step_size):
     """From the mode of a client, samples stay around it: the mean of forty within four standard
     errors (they are correlated).
     """
-    place, number = 3, 40
-    mean, covariance = PROBLEM.local[place]
+    client, count = 3, 40
+    mean, covariance = PROBLEM.local[client]
     theta = (
         models.linear()
         .init(jax.random.key(0), PROBLEM.data.spec)
@@ -246,14 +246,14 @@ def test_other_samplers(kernel, step_size):
     )
     method = fedpa(
         MODEL,
-        samples=number,
+        samples=count,
         rho=0,
         kernel=kernel,
         step_size=step_size,
         burn_in_steps=5,
         steps_per_sample=4,
     )
-    up = upload(method, one_client(place), theta)
+    up = upload(method, one_client(client), theta)
     off = flat(up.delta)
     assert np.all(np.abs(off) < 4 * np.sqrt(np.diag(covariance)))
     assert np.all(np.abs(off) > 0)
@@ -280,12 +280,12 @@ def test_a_client_without_rows_says_nothing(sampler):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(up))
 
 
-def with_huge_rows(places):
+def with_huge_rows(broken):
     """Some clients with features so large that a step leads out of the numbers."""
     data = PROBLEM.data
-    rows = (data.rows_of(place, "train") for place in range(data.clients))
+    rows = (data.rows_of(client, "train") for client in range(data.clients))
     clients = {
-        data.name_of(at): (1e30 * x if at in places else x, y) for at, (x, y) in enumerate(rows)
+        data.name_of(at): (1e30 * x if at in broken else x, y) for at, (x, y) in enumerate(rows)
     }
     return FederatedData.from_clients(clients)
 

@@ -35,8 +35,8 @@ def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(sghmc(batch_size=3), likelihood, y, jnp.zeros(1), step_size=0.2, draws=4000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(sghmc(batch_size=3), likelihood, y, start, step_size=0.2, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -88,8 +88,8 @@ def hmc(*, steps: int = 10) -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(hmc(steps=5), likelihood, y, jnp.zeros(1), step_size=0.3, draws=2000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(hmc(steps=5), likelihood, y, start, step_size=0.3, draws=2000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -123,8 +123,8 @@ def nuts(*, doublings: int = 8) -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(nuts(doublings=4), likelihood, y, jnp.zeros(1), step_size=0.5, draws=2000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(nuts(doublings=4), likelihood, y, start, step_size=0.5, draws=2000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 

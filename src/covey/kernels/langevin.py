@@ -24,8 +24,8 @@ def ula() -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(ula(), likelihood, y, jnp.zeros(1), step_size=0.1, draws=4000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(ula(), likelihood, y, start, step_size=0.1, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
     """
@@ -55,8 +55,8 @@ def sgld(*, batch_size: int) -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(sgld(batch_size=2), likelihood, y, jnp.zeros(1), step_size=0.01, draws=20000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(sgld(batch_size=2), likelihood, y, start, step_size=0.01, draws=20000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -86,8 +86,8 @@ def mala() -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(mala(), likelihood, y, jnp.zeros(1), step_size=0.3, draws=4000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(mala(), likelihood, y, start, step_size=0.3, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 

@@ -55,8 +55,8 @@ def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(ornstein_uhlenbeck(), likelihood, y, jnp.zeros(1), step_size=1.0, draws=4000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(ornstein_uhlenbeck(), likelihood, y, start, step_size=1.0, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
     """
@@ -96,8 +96,8 @@ def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Ker
         >>> import jax.numpy as jnp
         >>> from covey.kernels.kernel import sample
         >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood = lambda z, y: -0.5 * (y - z[0]) ** 2
-        >>> draws = sample(psgld(batch_size=3), likelihood, y, jnp.zeros(1), step_size=0.1, draws=10000)
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(psgld(batch_size=3), likelihood, y, start, step_size=0.1, draws=10000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
