@@ -70,7 +70,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         expected_seconds={"quick": 30.0, "full": 600.0},
     ),
     "fedpa-bias": Experiment(
-        run="reproductions.fedpa_estimates:run_bias",
+        run="reproductions.fedpa_estimates:run",
         description=(
             "Bias and variance of the deltas of FedAvg and FedPA against local steps and rho "
             "(figure 3)"
@@ -78,7 +78,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         expected_seconds={"quick": 25.0, "full": 1800.0},
     ),
     "fedpa-ess": Experiment(
-        run="reproductions.fedpa_estimates:run_ess",
+        run="reproductions.fedpa_samples:run",
         description=(
             "Effective sample size of averaged iterates against burn-in, steps and step size "
             "(figure 4)"

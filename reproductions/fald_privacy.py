@@ -81,8 +81,8 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     for setting in SETTINGS:
         for seed in range(size.seeds):
             report(
-                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed "
-                f"{seed + 1} of {size.seeds}"
+                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, "
+                f"seed {seed + 1} of {size.seeds}"
             )
             courses.setdefault(setting, []).append(
                 course(data, test, setting, step_size, size, seed)
@@ -185,8 +185,8 @@ def claims_of(courses: dict[Setting, Course], size: Size) -> list[Claim]:
     for name in ACCOUNTANTS:
         end = {setting: float(one.epsilon[name][-1]) for setting, one in courses.items()}
         by_rho = [end[Setting(rho, CLIENTS)] for rho in CORRELATIONS]
-        by_size = [end[Setting(0.0, number)] for number in SIZES_OF_COHORT]
-        by_round = courses[PLAIN].epsilon[name][[number - 1 for number in size.rounds]]
+        by_size = [end[Setting(0.0, count)] for count in SIZES_OF_COHORT]
+        by_round = courses[PLAIN].epsilon[name][[count - 1 for count in size.rounds]]
         for what, values in (
             ("with rho", by_rho),
             ("with S / N", by_size[::-1]),
@@ -232,7 +232,7 @@ def figure(courses: dict[Setting, list[Course]], size: Size) -> go.Figure:
                 1,
                 1,
             )
-        at = found[0].epsilon["rdp"][[number - 1 for number in size.rounds]]
+        at = found[0].epsilon["rdp"][[count - 1 for count in size.rounds]]
         mean = np.mean([one.accuracy for one in found], 0)
         points = go.Scatter(
             x=at, y=mean, name=label, mode="lines+markers", line={"color": colour}, showlegend=False

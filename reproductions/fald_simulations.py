@@ -85,27 +85,27 @@ def run_local_steps(scale: Scale, report: Report) -> Reproduced:
     steps, long_steps = with_changes(quick if scale == "quick" else full)
     found: dict[int, int | None] = {}
     off, rows = [], []
-    for number in steps:
-        report(f"curvatures that differ, K = {number}")
-        options = {"local_steps": number, "rounds": max(900 // number, 10), "start": FAR}
+    for count in steps:
+        report(f"curvatures that differ, K = {count}")
+        options = {"local_steps": count, "rounds": max(900 // count, 10), "start": FAR}
         distance, exact = (
             distances(turned, simulate(turned, **options)),
             exact_distances(turned, law(turned, **options)),
         )
-        found[number] = rounds_to(distance, CLOSE)
+        found[count] = rounds_to(distance, CLOSE)
         off.append(float(abs(distance[-1] - exact[-1])) / _chance(turned))
         rows.append(
             Row(
-                f"rounds to {CLOSE:g}, curvatures that differ, K = {number} (0: never)",
+                f"rounds to {CLOSE:g}, curvatures that differ, K = {count} (0: never)",
                 None,
-                found[number] or NEVER,
+                found[count] or NEVER,
                 None,
                 1,
             )
         )
         rows.append(
             Row(
-                f"final distance, curvatures that differ, K = {number}",
+                f"final distance, curvatures that differ, K = {count}",
                 None,
                 float(distance[-1]),
                 None,
@@ -113,21 +113,21 @@ def run_local_steps(scale: Scale, report: Report) -> Reproduced:
             )
         )
     saved: list[int | None] = []
-    for number in long_steps:
-        report(f"the paper's problem, K = {number}")
-        states = simulate(same, local_steps=number, rounds=max(10_000 // number, 2), start=FAR)
+    for count in long_steps:
+        report(f"the paper's problem, K = {count}")
+        states = simulate(same, local_steps=count, rounds=max(10_000 // count, 2), start=FAR)
         saved.append(rounds_to(distances(same, states), NEAR))
         rows.append(
             Row(
-                f"rounds to {NEAR:g}, the paper's problem, K = {number}",
+                f"rounds to {NEAR:g}, the paper's problem, K = {count}",
                 None,
                 saved[-1] or NEVER,
                 None,
                 1,
             )
         )
-    reached = {number: rounds for number, rounds in found.items() if rounds is not None}
-    best = min(reached, key=lambda number: reached[number])
+    reached = {count: rounds for count, rounds in found.items() if rounds is not None}
+    best = min(reached, key=lambda count: reached[count])
     falling = all(
         one is not None and two is not None and two <= one for one, two in pairwise(saved)
     )
@@ -315,15 +315,15 @@ def run_partial(scale: Scale, report: Report) -> Reproduced:
     devices, lengths = with_changes(quick if scale == "quick" else full)
     rows, final = [], {}
     for scheme, draw in {"I": cohort.weighted, "II": cohort.uniform}.items():
-        for number in devices:
+        for count in devices:
             for length in lengths:
-                if number == CLIENTS and scheme == "I":
+                if count == CLIENTS and scheme == "I":
                     continue  # everyone is the same under both
-                report(f"scheme {scheme}, {number} of {CLIENTS} devices, step {length:g}")
+                report(f"scheme {scheme}, {count} of {CLIENTS} devices, step {length:g}")
                 rounds = round(
                     30 * STEP / length
                 )  # as far as the slowest direction goes in 2.6 times its time
-                some = None if number == CLIENTS else draw(number)
+                some = None if count == CLIENTS else draw(count)
                 states = simulate(
                     given,
                     local_steps=100,
@@ -334,13 +334,13 @@ def run_partial(scale: Scale, report: Report) -> Reproduced:
                 )
                 # Chains at some distance in time are averaged over: a mean of distances has less
                 # noise than one distance.
-                final[scheme, number, length] = float(distances(given, states)[-10:].mean())
-                label = "all devices" if some is None else f"scheme {scheme}, S = {number}"
+                final[scheme, count, length] = float(distances(given, states)[-10:].mean())
+                label = "all devices" if some is None else f"scheme {scheme}, S = {count}"
                 rows.append(
                     Row(
                         f"final distance, {label}, step {length:g}",
                         None,
-                        final[scheme, number, length],
+                        final[scheme, count, length],
                         None,
                         1,
                     )
@@ -373,15 +373,15 @@ def run_partial(scale: Scale, report: Report) -> Reproduced:
         )
     )
     chart = go.Figure()
-    for place, scheme in enumerate(("I", "II")):
+    for index, scheme in enumerate(("I", "II")):
         for length in lengths:
-            known = [number for number in devices if (scheme, number, length) in final]
-            values = [final[scheme, number, length] for number in known]
+            known = [count for count in devices if (scheme, count, length) in final]
+            values = [final[scheme, count, length] for count in known]
             dash = "solid" if length == short else "dot"
             name = f"scheme {scheme}, step {length:g}"
             chart.add_trace(
                 go.Scatter(
-                    x=known, y=values, name=name, line={"color": COLOURS[place], "dash": dash}
+                    x=known, y=values, name=name, line={"color": COLOURS[index], "dash": dash}
                 )
             )
     return rows, claims, _styled(chart, "W2 at the end by the devices of a round", "S", "W2")

@@ -235,12 +235,12 @@ def figure(found: dict[str, list[Curve]], size: Size) -> go.Figure:
     """Running means against rounds, a curve a seed."""
     chart = go.Figure()
     for name, curves in found.items():
-        for place, one in enumerate(curves):
+        for index, one in enumerate(curves):
             x = np.arange(WINDOW, size.rounds + 1)
             line = go.Scatter(
                 x=x, y=one.reported, name=name, legendgroup=name, line={"color": COLOURS[name]}
             )
-            chart.add_trace(line.update(showlegend=place == 0))
+            chart.add_trace(line.update(showlegend=index == 0))
     chart.add_vline(x=size.burn_in, line={"dash": "dot", "color": "#7f7f7f"})
     chart.update_layout(
         title="Accuracy with writers who did not train",

@@ -42,7 +42,7 @@ def imported_rooms(path: Path) -> set[str]:
     return rooms
 
 
-@pytest.mark.parametrize("room", LOWER)
+@pytest.mark.parametrize("room", sorted(LOWER))
 def test_rooms_import_only_lower_rooms(room):
     for path in (SOURCE / room).rglob("*.py"):
         above = imported_rooms(path) - LOWER[room] - {room, "__version__"}

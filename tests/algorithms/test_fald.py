@@ -31,8 +31,8 @@ MODEL = models.linear(scale=NOISE)
 def clients():
     """Design matrices and outcomes, (w, b) as the columns."""
     data = PROBLEM.data
-    for place in range(data.clients):
-        x, y = data.rows_of(place, "train")
+    for client in range(data.clients):
+        x, y = data.rows_of(client, "train")
         yield np.column_stack([x, np.ones(len(x))]).astype(float), y.astype(float)
 
 
@@ -41,9 +41,9 @@ def flat(theta):
     return np.concatenate([np.asarray(theta.weight), np.asarray(theta.bias)[None]])
 
 
-def own_noise(seed, t, client, step, numbers, chains):
+def own_noise(seed, t, client, step, size, chains):
     key = jax.random.split(key_for(root_key(seed), Stream.CLIENT, t, client))[1]
-    return np.asarray(jax.random.normal(jax.random.fold_in(key, step), (numbers, chains)))
+    return np.asarray(jax.random.normal(jax.random.fold_in(key, step), (size, chains)))
 
 
 def own_batch(seed, t, client, step, chains, rows, size):
@@ -202,8 +202,8 @@ def equal_shards(sizes):
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     rows = FederatedData.from_clients(
         {
-            str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
-            for place, size in enumerate(sizes)
+            str(client): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
+            for client, size in enumerate(sizes)
         }
     ).rows
     return [
@@ -264,8 +264,8 @@ def test_a_cohort_is_averaged_as_its_scheme_says(scheme, sizes):
     """
     data = FederatedData.from_clients(
         {
-            str(place): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
-            for place, size in enumerate(sizes)
+            str(client): (np.zeros((size, 1), np.float32), np.zeros(size, np.float32))
+            for client, size in enumerate(sizes)
         }
     )
     method = fald(flat_density(), step_size=0.01, local_steps=1, chains=3, keep=1)

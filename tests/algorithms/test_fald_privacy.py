@@ -185,8 +185,8 @@ def test_what_a_method_says_of_itself():
 
 def test_a_plan_that_hides_no_row_is_refused():
     """Shared noise is public. Noise of 0.67 times the sensitivity is where theorem G.3 ends,
-    whatever delta is: z^2 = 2 tau p_c gamma^2 / (eta 4 C^2), which is least at the client with p_c = 4 / 9 and
-    gamma = 8 / 40.
+    whatever delta is: z^2 = 2 tau p_c gamma^2 / (eta 4 C^2), which is least at the client with
+    p_c = 4 / 9 and gamma = 8 / 40.
     """
     counts = PROBLEM.data.counts("train")
     plan = Plan(counts, cohort.full()(counts))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import linear_gaussian, logistic
+from problems import linear_gaussian
 
 from covey import models
 from covey.algorithms.fedavg import fedavg
@@ -19,7 +19,6 @@ from covey.core.shard import Rows, Shard
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
-from covey.inference import predictive_interval
 from covey.kernels import hmc, nuts, ornstein_uhlenbeck, sgld, ula
 from covey.kernels.descent import mean_gradient
 from covey.kernels.iasg import Averaging, burnt_in, next_sample
@@ -46,11 +45,11 @@ def flat(tree):
     return np.concatenate([np.ravel(tree.weight), np.ravel(tree.bias)])
 
 
-def one_client(place=0):
+def one_client(client=0):
     data = PROBLEM.data
     rows = Rows(jnp.asarray(data.rows.x), jnp.asarray(data.rows.y))
     return Shard(
-        rows, jnp.int32(data.starts("train")[place]), jnp.int32(data.counts("train")[place]), 96
+        rows, jnp.int32(data.starts("train")[client]), jnp.int32(data.counts("train")[client]), 96
     )
 
 
@@ -65,18 +64,18 @@ def upload(method, data, theta=None):
     return local.up
 
 
-@partial(jax.jit, static_argnames="number")
-def drawn(key, data, number):
+@partial(jax.jit, static_argnames="count")
+def drawn(key, data, count):
     local = (key, data, mean_gradient(MODEL.log_likelihood), SGD, Averaging(8, 0, None))
     start = MODEL.init(key, PROBLEM.data.spec)  # zeros
     return jax.lax.scan(
-        lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=number
+        lambda walk, _: next_sample(*local, walk)[::-1], burnt_in(*local, start), length=count
     )[1]
 
 
-def samples_of(data, number, key=None):
+def samples_of(data, count, key=None):
     """The samples of that client, one pass over its rows in batches of eight each."""
-    found = drawn(jax.random.key(3) if key is None else key, data, number)
+    found = drawn(jax.random.key(3) if key is None else key, data, count)
     return np.column_stack([found.weight, found.bias])
 
 
@@ -208,7 +207,7 @@ def test_posterior_averaging_ends_at_the_mode():
     """
     exact = {"kernel": ornstein_uhlenbeck(), "step_size": 6.0, "samples": 60, "weighting": "equal"}
     far = {}
-    for name, rho, step in (("fedpa", 1e6, 2e-3), ("fedavg", 0.0, 0.3)):
+    for name, rho, step in (("fedpa", 1e6, 1.0), ("fedavg", 0.0, 0.3)):
         method = fedpa(MODEL, rho=rho, server_optimizer=optax.sgd(step), **exact)
         engine = Simulation(method, PROBLEM.data, seed=0)
         state, _ = engine.advance(engine.start(), 60)
@@ -237,8 +236,8 @@ def test_other_samplers(kernel, step_size):
     """From the mode of a client, samples stay around it: the mean of forty within four standard
     errors (they are correlated).
     """
-    place, number = 3, 40
-    mean, covariance = PROBLEM.local[place]
+    client, count = 3, 40
+    mean, covariance = PROBLEM.local[client]
     theta = (
         models.linear()
         .init(jax.random.key(0), PROBLEM.data.spec)
@@ -246,14 +245,14 @@ def test_other_samplers(kernel, step_size):
     )
     method = fedpa(
         MODEL,
-        samples=number,
+        samples=count,
         rho=0,
         kernel=kernel,
         step_size=step_size,
         burn_in_steps=5,
         steps_per_sample=4,
     )
-    up = upload(method, one_client(place), theta)
+    up = upload(method, one_client(client), theta)
     off = flat(up.delta)
     assert np.all(np.abs(off) < 4 * np.sqrt(np.diag(covariance)))
     assert np.all(np.abs(off) > 0)
@@ -280,12 +279,12 @@ def test_a_client_without_rows_says_nothing(sampler):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(up))
 
 
-def with_huge_rows(places):
+def with_huge_rows(broken):
     """Some clients with features so large that a step leads out of the numbers."""
     data = PROBLEM.data
-    rows = (data.rows_of(place, "train") for place in range(data.clients))
+    rows = (data.rows_of(client, "train") for client in range(data.clients))
     clients = {
-        data.name_of(at): (1e30 * x if at in places else x, y) for at, (x, y) in enumerate(rows)
+        data.name_of(at): (1e30 * x if at in broken else x, y) for at, (x, y) in enumerate(rows)
     }
     return FederatedData.from_clients(clients)
 
@@ -301,70 +300,6 @@ def test_a_chain_that_diverges_is_left_out_counted_and_named():
         assert np.all(np.isfinite(flat(done.state.parameters)))
         with pytest.raises(Diverged, match=r"all 5 uploads .* make the client's step size smaller"):
             run(method, with_huge_rows(range(5)), rounds=2, seed=0, progress=False)
-
-
-def flat_prior():
-    """The posterior of all rows without a prior."""
-    return np.linalg.inv(sum(np.linalg.inv(one.covariance) for one in PROBLEM.local))
-
-
-SETTINGS = {
-    "default": {},
-    "oas": {"rho": "oas", "samples": 20, "minibatches": "independent", "batch_size": 8},
-    "kernel": {"kernel": ornstein_uhlenbeck(), "step_size": 2.0},
-}
-
-
-@pytest.mark.parametrize(
-    "name", ["default", *(pytest.param(name, marks=pytest.mark.slow) for name in ("oas", "kernel"))]
-)
-def test_the_posterior_is_that_of_all_rows(name):
-    """By any settings, after few rounds, far from the mode. Standard deviations of 4,000 draws are
-    known to 1.1 %, means to 0.016 of them. Samples' covariances were 0.2 to 19 times too large.
-    """
-    options = {"client_optimizer": SGD} if name != "kernel" else {}
-    done = run(
-        fedpa(MODEL, **options, **SETTINGS[name]), PROBLEM.data, rounds=2, seed=0, progress=False
-    )
-    posterior, covariance = done.posterior.shared, flat_prior()
-    draws = jax.tree.map(lambda leaf: leaf[0], posterior.draws(4000, chains=1))
-    found = np.column_stack([draws.weight, draws.bias])
-    deviation = np.sqrt(np.diag(covariance))
-    np.testing.assert_allclose(found.std(0), deviation, rtol=0.05)
-    assert np.all(np.abs(found.mean(0) - PROBLEM.least_squares) < 0.06 * deviation)
-    root = np.linalg.cholesky(np.linalg.inv(covariance))
-    np.testing.assert_allclose(np.cov((found @ root).T), np.eye(4), atol=0.1)
-    assert np.linalg.norm(flat(done.state.parameters) - PROBLEM.least_squares) > deviation.max()
-    if name == "default":
-        predicts(posterior, covariance)
-        table = posterior.summary()
-        np.testing.assert_allclose(table["sd"], deviation, rtol=0.05)
-
-
-def predicts(posterior, covariance):
-    """Predictions average over the posterior: the variance of a row's mean adds to the noise."""
-    x = np.array([[40.0, -30.0, 20.0], [0.0, 0.0, 0.0]])
-    predicted = posterior.predict(x, count=4000)
-    design = np.column_stack([x, np.ones(2)])
-    scale = np.sqrt(PROBLEM.noise**2 + np.einsum("ri,ij,rj->r", design, covariance, design))
-    assert scale[0] > 2 * PROBLEM.noise
-    lower, upper = predictive_interval(predicted, probability=0.9)
-    np.testing.assert_allclose(upper - lower, 2 * 1.645 * scale, rtol=0.05)
-
-
-@pytest.mark.slow
-def test_the_posterior_of_a_logistic_regression_is_near_that_of_nuts():
-    """The prior of the NUTS run, N(0, 4), moves means by a tenth of a deviation and the posterior
-    is a little skewed: 0.2 of a deviation, and a tenth of it.
-    """
-    problem = logistic()
-    done = run(fedpa(models.logistic()), problem.data, rounds=3, seed=0, progress=False)
-    draws = jax.tree.map(lambda leaf: leaf[0], done.posterior.shared.draws(4000, chains=1))
-    found = np.column_stack([draws.weight, draws.bias])
-    mean, covariance = problem.posterior
-    deviation = np.sqrt(np.diag(covariance))
-    assert np.all(np.abs(found.mean(0) - mean) < 0.2 * deviation)
-    np.testing.assert_allclose(found.std(0), deviation, rtol=0.1)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from reproductions import EXPERIMENTS
 from reproductions import fedpa_estimates as estimates
 from reproductions import fedpa_images as images
 from reproductions import fedpa_overhead as overhead
+from reproductions import fedpa_samples as samples
 from reproductions import fedpa_toy as toy
 from reproductions.fedavg_drift import fixed_point, quadratic
 
@@ -51,9 +52,9 @@ def test_bias_and_variance_of_known_deltas():
 
 
 def test_effective_number_of_samples():
-    np.testing.assert_allclose(estimates.effective(np.zeros((2, 5))), 5.0)
-    np.testing.assert_allclose(estimates.effective(np.log([[3.0, 1.0]]) + 700), 16 / 10)
-    np.testing.assert_allclose(estimates.effective(np.array([[0.0, -1e9]])), 1.0)
+    np.testing.assert_allclose(samples.effective(np.zeros((2, 5))), 5.0)
+    np.testing.assert_allclose(samples.effective(np.log([[3.0, 1.0]]) + 700), 16 / 10)
+    np.testing.assert_allclose(samples.effective(np.array([[0.0, -1e9]])), 1.0)
 
 
 def test_rounds_to_a_target():

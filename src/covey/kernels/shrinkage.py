@@ -12,7 +12,8 @@ with gamma_t = rho (t - 1) / t,
 
     u_t = x_t - xbar_{t-1},    v_t = u_t - sum_{k<t} w_k (v_k . u_t) v_k
     w_t = gamma_t / (1 + gamma_t u_t . v_t)
-    D_t = D_{t-1} - [1 + w_t (t u_t . D_{t-1} - u_t . v_t)] v_t / t,    xbar_t = xbar_{t-1} + u_t / t
+    D_t = D_{t-1} - [1 + w_t (t u_t . D_{t-1} - u_t . v_t)] v_t / t
+    xbar_t = xbar_{t-1} + u_t / t
 
 in O(l^2 d) time and O(l d) memory, and whenever one stops, D_t is that of the samples so far. Two
 things are ours. Samples are given as displacements from theta_0, which changes nothing in exact
@@ -184,8 +185,9 @@ def _towards_mean_variance(
     displacements: Float[Array, "samples d"],
     factors: Callable[[int, int], tuple[float, float]],
 ) -> Shrinkage:
-    """The share a = (b trace(S^2) + trace(S)^2) / (c (trace(S^2) - trace(S)^2 / d)), at most 1, with
-    b and c of n samples and d parameters.
+    """The share a = (b trace(S^2) + trace(S)^2) / (c (trace(S^2) - trace(S)^2 / d)), at most 1.
+
+    `factors` gives b and c for n samples and d parameters.
     """
     count, size = displacements.shape
     centred = displacements - jnp.mean(displacements, axis=0)
