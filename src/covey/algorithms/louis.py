@@ -80,9 +80,10 @@ def shared_posterior(
 
         I_i = E[-grad^2 log p(D_i, z | theta)] - E[s s'] + E[s] E[s]'
 
-    with s = grad log p(D_i, z | theta), z ~ p(z | D_i, theta), and gradients by theta. Each client estimates its term from weighted
-    draws of its effects and sends it in several independent batches, so that the Monte Carlo error
-    is known; where that is above 5 % of a standard error, clients are asked again for more draws.
+    with s = grad log p(D_i, z | theta), z ~ p(z | D_i, theta), and gradients by theta. Each client
+    estimates its term from weighted draws of its effects and sends it in several independent
+    batches, so that the Monte Carlo error is known; where that is above 5 % of a standard error,
+    clients are asked again for more draws.
 
     A value that the data do not identify is NaN in every draw, with a warning that names it. The
     law is Gaussian in theta, where deviations count by their logarithm: with few clients its
