@@ -235,7 +235,10 @@ def test_a_step_that_is_too_long():
         )
         with pytest.raises(
             Diverged,
-            match=r"round 1: all 3 uploads .* \(client \d among them\); make the client's step",
+            match=(
+                r"round 1: all 3 uploads .* \(client \d among them\); make the client's step size "
+                r"smaller"
+            ),
         ):
             long.advance(long.start(), 1)
     for line in lines:
