@@ -247,7 +247,12 @@ def _posteriors(
     own = bool(clients) or held is not None or (not shared and has.client is not None)
     found = {}
     if shared or (not clients and held is None and (has.shared is not None or not own)):
-        found["shared parameters"] = done.posterior.shared
+        try:
+            found["shared parameters"] = done.posterior.shared
+        except ValueError as error:
+            if shared or not own:
+                raise
+            _console.print(Text(f"shared parameters: {error}"))
     if own:
         found["clients"] = done.posterior.select(clients or None, data=held)
     return found

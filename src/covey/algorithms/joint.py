@@ -39,7 +39,7 @@ class Joint(NamedTuple):
     law: Law
 
     def law_parameters(self, theta: Population) -> PyTree:
-        """The parameters of the law of the effects: beta, or phi where the model has its own law."""
+        """The parameters of the law of the effects: beta, or phi where the law is the model's."""
         return theta.beta if self.model.law is None else theta.phi
 
     def log_effects(self, theta: Population, z: Float[Array, " effects"]) -> Float[Array, ""]:

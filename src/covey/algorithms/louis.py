@@ -78,11 +78,12 @@ def shared_posterior(
     Its precision is the information of all clients and of the priors. The information of client i,
     effects integrated out, is by Louis's identity
 
-        I_i = E[-grad^2 log p(D_i, z | theta)] - E[s s'] + E[s] E[s]',  s = grad log p(D_i, z | theta)
+        I_i = E[-grad^2 log p(D_i, z | theta)] - E[s s'] + E[s] E[s]'
 
-    with z ~ p(z | D_i, theta), gradients by theta. Each client estimates its term from weighted
-    draws of its effects and sends it in several independent batches, so that the Monte Carlo error
-    is known; where that is above 5 % of a standard error, clients are asked again for more draws.
+    with s = grad log p(D_i, z | theta), z ~ p(z | D_i, theta), and gradients by theta. Each client
+    estimates its term from weighted draws of its effects and sends it in several independent
+    batches, so that the Monte Carlo error is known; where that is above 5 % of a standard error,
+    clients are asked again for more draws.
 
     A value that the data do not identify is NaN in every draw, with a warning that names it. The
     law is Gaussian in theta, where deviations count by their logarithm: with few clients its
@@ -214,7 +215,7 @@ def client_information(
 
 
 def _asked(ask: Ask, joint: Joint, theta: Population, draws: int) -> Information:
-    """The information of all clients, in double precision: a difference of nearly equal matrices."""
+    """The information of all clients, in double precision: it is a difference of large matrices."""
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), theta)
         found = ask(partial(client_information, joint=joint, theta=exact, draws=draws))

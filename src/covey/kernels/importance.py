@@ -23,7 +23,7 @@ _CONVERGED = 1e-8  # gain of a step that is expected from gradient and curvature
 
 
 class Laplace(NamedTuple):
-    """The mode of a density, and the principal axes of its curvature there with a deviation each."""
+    """The mode of a density, and the axes of its curvature there with a deviation each."""
 
     mode: Float[Array, " effects"]
     axes: Float[Array, "effects effects"]
