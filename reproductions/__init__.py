@@ -58,7 +58,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fedpa-toy": Experiment(
         run="reproductions.fedpa_toy:run",
-        description="FedPA, FedAvg and minibatch SGD on two quadratic losses in the plane (figure 1)",
+        description="FedPA, FedAvg and minibatch SGD on two quadratic losses (figure 1)",
         expected_seconds={"quick": 30.0, "full": 600.0},
     ),
     "fedpa-overhead": Experiment(
@@ -103,7 +103,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fedpop-synthetic-grid": Experiment(
         run="reproductions.fedpop_synthetic:run_grid",
-        description="The same with other numbers of clients, columns and effects (figures S1 to S6)",
+        description="The same with other counts of clients, columns, effects (figures S1 to S6)",
         expected_seconds={"quick": 90.0, "full": 1200.0},
     ),
     "fedpop-limits": Experiment(
@@ -137,7 +137,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fedpop-calibration": Experiment(
         run="reproductions.fedpop_images:run_calibration",
-        description="Reliability and calibration error of FedSOUL and FedRep on CIFAR-10 (figures 4 and S9)",
+        description="Calibration of FedSOUL and FedRep on CIFAR-10 (figures 4 and S9)",
         expected_seconds={"quick": 90.0, "full": 3000.0},
     ),
     "fedpop-ood": Experiment(
@@ -213,7 +213,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "mixture-unseen": Experiment(
         run="reproductions.mixture_figures:run_unseen",
-        description="Clients that come after the training, with few and with many rows (appendix J.3)",
+        description="Clients that come after training, with few and many rows (appendix J.3)",
         expected_seconds={"quick": 30.0, "full": 900.0},
     ),
     "mixture-budget": Experiment(

@@ -1,4 +1,4 @@
-"""Engines are walked with two methods that use every part of the seam; with all in the slow tests."""
+"""Engines are walked with two methods that use all of the seam; with every method if slow."""
 
 import jax
 import numpy as np

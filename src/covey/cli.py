@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from covey.data.federated import FederatedData
     from covey.runs.evaluation import Evaluation
     from covey.runs.run import Run
+    from reproductions.result import Experiment
 
 app = typer.Typer(
     name="covey",
@@ -507,13 +508,11 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
         _find_reproductions()
         from reproductions import EXPERIMENTS
 
-        return [
-            (
-                name,
-                f"{experiment.description} ({', '.join(f'{k} {duration(s)}' for k, s in experiment.expected_seconds.items())})",
-            )
-            for name, experiment in EXPERIMENTS.items()
-        ]
+        def described(experiment: "Experiment") -> str:
+            times = [f"{k} {duration(s)}" for k, s in experiment.expected_seconds.items()]
+            return f"{experiment.description} ({', '.join(times)})"
+
+        return [(name, described(experiment)) for name, experiment in EXPERIMENTS.items()]
     from covey.config import catalogue
 
     named = {

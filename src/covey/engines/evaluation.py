@@ -109,7 +109,7 @@ class Evaluator:
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: indices into `clients`, ids, what they predict
+        """`width` clients at a time, of similar size: indices in `clients`, ids, what they predict
         with, rows of the split.
         """
         counts = rows.ranges(split)[1][clients]

@@ -287,9 +287,18 @@ class _Streamed:
             where = np.asarray(some.index)
             old = self.store.take(where)
             tally, nodes, good = self.chunk_round(
-                root, t, down, some, old, seen[where], view.rows, view.starts[here], view.counts[here], tally,
+                root,
+                t,
+                down,
+                some,
+                old,
+                seen[where],
+                view.rows,
+                view.starts[here],
+                view.counts[here],
+                tally,
                 capacity=rounds.bucket_size(int(view.counts[at])),
-            )  # fmt: skip
+            )
             # Only stateful clients need the answer now; without state the chunks queue up behind
             # one another.
             if self.stateful:

@@ -170,7 +170,7 @@ def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
 
 
 def entropies(inside: np.ndarray, outside: np.ndarray, *, title: str) -> go.Figure:
-    """Histograms of the entropies of in-distribution and out-of-distribution examples, in the same bins."""
+    """Histograms of the entropies of examples in and out of distribution, in the same bins."""
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=40)
     figure = go.Figure()
     for name, values, colour in (

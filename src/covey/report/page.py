@@ -14,10 +14,14 @@ from covey.core import atomic_files
 from covey.report.figures import curves, reliability, spread
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .25em .8em; text-align: right }
-th:first-child, td:first-child { text-align: left } tr:nth-child(even) { background: #f5f7fa }
-pre { background: #f5f7fa; padding: 1em; overflow-x: auto } .scroll { max-height: 30em; overflow: auto }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto;
+  padding: 0 1em; color: #222 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .25em .8em; text-align: right }
+th:first-child, td:first-child { text-align: left }
+tr:nth-child(even) { background: #f5f7fa }
+pre { background: #f5f7fa; padding: 1em; overflow-x: auto }
+.scroll { max-height: 30em; overflow: auto }
 """
 
 

@@ -229,7 +229,7 @@ class RunDirectory:
         ]
         if changed:
             warnings.warn(
-                f"resumed in another environment ({', '.join(changed)}): the last digits may differ",
+                f"resumed in another environment ({', '.join(changed)}): last digits may differ",
                 stacklevel=3,
             )
 
