@@ -200,8 +200,8 @@ class Run:
         """The predictive distribution of a client for new rows.
 
         Args:
-            x: New rows on their original scale: a data frame or mapping with the run's columns in any
-                order, a CSV file, a list of rows or an array. They are scaled as the training
+            x: New rows on their original scale: a data frame or mapping with the run's columns in
+                any order, a CSV file, a list of rows or an array. They are scaled as the training
                 rows were.
             client: The client's name or id.
             data: Other data, for an unseen client: it adapts to its training rows first.
