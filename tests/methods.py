@@ -43,6 +43,10 @@ class Heard(NamedTuple):
     drift: jax.Array
 
 
+class Moved(NamedTuple):
+    step: jax.Array
+
+
 def remembering() -> Algorithm:
     """Not a method: it uses every part of the seam at once, so that engines have nothing to hide.
 
@@ -64,7 +68,7 @@ def remembering() -> Algorithm:
         fresh = aggregate.weighted / aggregate.weight + 0.1 * aggregate.plain / aggregate.count
         noise = 0.01 * jax.random.normal(key, state.theta.shape)
         new = Walk(state.theta + 0.5 * fresh + noise, state.memory + 0.1 * aggregate.plain)
-        return new, Heard(jnp.linalg.norm(fresh))
+        return new, Moved(jnp.linalg.norm(fresh))
 
     return Algorithm(
         name="remembering",

@@ -186,8 +186,12 @@ def posterior_command(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Clients that were held out from the run.")
     ] = False,
-    draws: Annotated[int, typer.Option("--draws", help="Draws per chain.")] = 1000,
-    chains: Annotated[int, typer.Option("--chains", help="Independent chains.")] = 4,
+    draws: Annotated[
+        int | None, typer.Option("--draws", help="Draws per chain; 1000 by default.")
+    ] = None,
+    chains: Annotated[
+        int | None, typer.Option("--chains", help="Independent chains; 4 by default.")
+    ] = None,
     probability: Annotated[
         float, typer.Option("--probability", help="Probability of the credible intervals.")
     ] = 0.9,
@@ -233,11 +237,18 @@ def posterior_command(
                 _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
-def _count(posterior: object, draws: int, chains: int) -> dict[str, int]:
-    """How many draws to ask for; chains of a run have been drawn already."""
+def _count(posterior: object, draws: int | None, chains: int | None) -> dict[str, int]:
+    """How many draws to ask for; those of a run's chains have been drawn already."""
     from covey.inference.posterior import SharedChains
 
-    return {} if isinstance(posterior, SharedChains) else {"count": draws, "chains": chains}
+    if not isinstance(posterior, SharedChains):
+        return {
+            "count": 1000 if draws is None else draws,
+            "chains": 4 if chains is None else chains,
+        }
+    if draws is not None or chains is not None:
+        raise ValueError("the chains of this run have been drawn: leave --draws and --chains away")
+    return {}
 
 
 def _posteriors(

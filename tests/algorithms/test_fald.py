@@ -350,7 +350,7 @@ def test_a_step_that_is_too_long_is_named_with_one_that_is_not():
     """The bound is 2 / the largest curvature of the client that is named."""
     method = fald(MODEL, step_size=1.0, local_steps=60, prior=PRIOR, chains=2, keep=1)
     with pytest.raises(
-        Diverged, match=r"round 1: all 5 uploads.*client 'site4': its largest stable step"
+        Diverged, match=r"round 1: none of the 5 uploads.*client 'site4': its largest stable step"
     ) as caught:
         run(method, PROBLEM.data, rounds=3, seed=0, progress=False)
     said = float(str(caught.value).partition("is about ")[2].partition(",")[0])

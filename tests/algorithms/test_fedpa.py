@@ -292,13 +292,15 @@ def with_huge_rows(broken):
 def test_a_chain_that_diverges_is_left_out_counted_and_named():
     method = fedpa(MODEL, samples=2, client_optimizer=SGD, batch_size=16)
     with jax.enable_x64(False):
-        with pytest.warns(UserWarning, match="round 1: 1 of the clients, 'site2' among them"):
+        with pytest.warns(UserWarning, match="round 1: 1 of the clients .*client 'site2'"):
             done = run(method, with_huge_rows([2]), rounds=2, seed=0, progress=False)
         assert done.metrics["diverged"].tolist() == [1, 1]
         assert done.metrics["diverged_id"].tolist() == [2, 2]
         assert done.metrics["clients"].tolist() == [4, 4]
         assert np.all(np.isfinite(flat(done.state.parameters)))
-        with pytest.raises(Diverged, match=r"all 5 uploads .* make the client's step size smaller"):
+        with pytest.raises(
+            Diverged, match=r"none of the 5 uploads .* make the client's step size smaller"
+        ):
             run(method, with_huge_rows(range(5)), rounds=2, seed=0, progress=False)
 
 

@@ -50,7 +50,7 @@ def asking(data, model=MODEL):
 
 def fitted(theta, made, joint=JOINT, *, phi_prior=None, beta_prior=None, **options):
     data = FederatedData.from_clients(made, **options)
-    fit, _ = shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior)
+    fit, *_ = shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior)
     return fit(Down(theta, jnp.ones(())), data.spec, asking(data, joint.model))
 
 
@@ -210,11 +210,11 @@ def test_what_cannot_be_had(theta):
     def never(statistic):
         raise AssertionError("nothing was to be asked")
 
-    fit, _ = shared_posterior(joint_of(MODEL, models.energy()), phi_prior=None, beta_prior=None)
+    fit, *_ = shared_posterior(joint_of(MODEL, models.energy()), phi_prior=None, beta_prior=None)
     spec = FederatedData.from_clients(clients(2)).spec
     with pytest.raises(ValueError, match=r"known up to a constant only.*run\.posterior\.clients"):
         fit(Down(theta, jnp.ones(())), spec, never)
-    fit, _ = shared_posterior(JOINT, phi_prior=None, beta_prior=None)
+    fit, *_ = shared_posterior(JOINT, phi_prior=None, beta_prior=None)
     large = theta._replace(phi=Linear(jnp.zeros(LARGEST), jnp.zeros(())))
     with pytest.raises(ValueError, match="505 parameters are more than the 500"):
         fit(Down(large, jnp.ones(())), spec, never)

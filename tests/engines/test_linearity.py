@@ -64,7 +64,6 @@ def test_methods_that_need_a_server_are_refused(method, message):
         lambda: network(optax.sgd(1e-4)),
         lambda: network(optax.sgd(0.5, momentum=0.9, nesterov=True)),
         lambda: network(optax.sgd(optax.exponential_decay(1.0, 1, 0.5))),
-        METHODS["fedmissem"],  # has arrays without entries
     ],
 )
 def test_methods_with_a_linear_step_pass(method):

@@ -10,7 +10,7 @@ import pytest
 
 from covey import models
 from covey.algorithms.fald import fald
-from covey.core.algorithm import Empty
+from covey.core.algorithm import Empty, Plan
 from covey.core.cohort import full
 from covey.core.shard import Rows, Spec, whole
 
@@ -32,19 +32,19 @@ def upload(some, x, y):
     """What a client sends, by one and the same draw of noise."""
     down = some.broadcast(some.init(jax.random.key(0), SPEC))
     data = whole(Rows(jnp.asarray(x), jnp.asarray(y)))
-    return jax.jit(lambda key: some.client(key, down, Empty(), data).up)(jax.random.key(5))
+    return jax.jit(lambda key: some.client(key, down, Empty(), data))(jax.random.key(5))
 
 
 def change_of_sum(one, other) -> float:
     """How far the sum of clipped gradients moved, in units of C; the step multiplies it."""
-    share = ROWS / 80
-    step = share * 1e-3 * 80 / ROWS
-    apart = jax.tree.map(jnp.subtract, one.delta, other.delta)
+    step = 1e-3 * 80 / ROWS
+    apart = jax.tree.map(jnp.subtract, one.up, other.up)
     return math.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(apart))) / step / CLIP
 
 
 def mechanism(**changes):
-    return method(**changes).mechanism(np.array([20, 60]), full()(np.array([20, 60])))
+    counts = np.array([20, 60])
+    return method(**changes).privacy(Plan(counts, full()(counts)))
 
 
 def test_a_row_that_becomes_nothing_moves_the_sum_by_c_and_another_row_by_up_to_twice_that():
