@@ -108,7 +108,7 @@ def test_standard_errors_are_exact_in_any_unit(theta, unit):
     np.testing.assert_allclose(law.estimate["intercept"], 0.5, rtol=1e-5)
     np.testing.assert_allclose(law.estimate["weights"], [0.9, -0.5 / unit], rtol=1e-5)
     np.testing.assert_allclose(law.estimate["deviation"], [0.8, 0.5], rtol=1e-5)
-    _, draw = shared_posterior(JOINT, phi_prior=None, beta_prior=None)
+    draw = shared_posterior(JOINT, phi_prior=None, beta_prior=None).draw
     drawn = draw(jax.random.key(0), law, 4000)
     for name in ("intercept", "weights"):  # linear in theta
         np.testing.assert_allclose(
@@ -134,7 +134,7 @@ def test_what_the_data_do_not_tell_is_named_and_has_no_draws(theta):
         "their posterior is NaN",
     ):
         law = fitted(at, made, features=["age", "dose", "same"])
-    _, draw = shared_posterior(JOINT, phi_prior=None, beta_prior=None)
+    draw = shared_posterior(JOINT, phi_prior=None, beta_prior=None).draw
     drawn = draw(jax.random.key(0), law, 5)
     for found in (law.error, *({name: leaf[k] for name, leaf in drawn.items()} for k in (0, 4))):
         np.testing.assert_array_equal(np.isnan(found["weights"]), [False, True, True])
