@@ -74,8 +74,8 @@ def test_on_the_complete_graph_it_is_the_run_of_a_server(make):
     )
     own = jax.tree.leaves(peers.nodes.state.server)
     assert all(np.allclose(leaf, leaf[:1], rtol=1e-4, atol=1e-5) for leaf in own)
-    # Sizes are those of other messages; the drift of a step is that of each peer's own.
-    for name in set(other[-1]) - {"bits_up", "bits_down", "bytes_up", "bytes_down", "drift"}:
+    # Sizes are those of other messages; the step is that of each peer alone.
+    for name in set(other[-1]) - {"bits_up", "bits_down", "bytes_up", "bytes_down", "step"}:
         assert lines[-1][name] == pytest.approx(other[-1][name], rel=1e-3)
     assert lines[-1]["consensus"] < 1e-5
 
