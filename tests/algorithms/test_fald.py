@@ -11,7 +11,8 @@ import xarray
 from problems import linear_gaussian
 
 from covey import models
-from covey.algorithms.fald import Down, fald
+from covey.algorithms.fald import fald
+from covey.algorithms.fald_walk import Down
 from covey.core import cohort
 from covey.core.keys import Stream, key_for, root_key, without_replacement
 from covey.core.shard import Shard
