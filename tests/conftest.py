@@ -1,3 +1,4 @@
+import gc
 import os
 from pathlib import Path
 
@@ -14,6 +15,17 @@ os.environ.setdefault(
 
 # Examples that are the same each time, and no limits of time: others may be using the machine.
 settings.load_profile("ci")
+
+# Tracing makes many small objects: the default thresholds look through all of JAX, again and again.
+gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave out of garbage collection what was imported, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
