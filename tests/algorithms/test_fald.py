@@ -257,6 +257,7 @@ def test_the_noise_has_the_law_of_the_paper():
         pytest.param(cohort.uniform(2), (4, 4, 4), id="scheme II", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*own noise is averaged over few")
 def test_a_cohort_is_averaged_as_its_scheme_says(scheme, sizes):
     """Scheme I: the mean over draws, a client drawn twice counts twice. Scheme II, equal clients:
     the mean over those drawn.
@@ -302,6 +303,7 @@ def partial_run():
     return run(method, data, rounds=rounds, seed=1, cohort=cohort.uniform(2), progress=False)
 
 
+@pytest.mark.filterwarnings("ignore:.*own noise is averaged over few")
 def test_the_reported_error_is_the_error_where_chains_share_their_cohorts():
     """With one local step the mean of the law is the posterior mean exactly. Forty stretches of one
     run are as forty runs: their root mean square error is known to 11 %.
@@ -324,7 +326,7 @@ def test_the_reported_error_is_the_error_where_chains_share_their_cohorts():
 
 
 def test_scheme_two_is_for_clients_of_equal_size():
-    method = fald(MODEL, step_size=1e-4)
+    method = fald(MODEL, step_size=1e-4, correlation=1.0)
     with pytest.warns(UserWarning, match=r"clients have 20 to 90 rows.*cohort.weighted"):
         Simulation(method, PROBLEM.data, seed=0, cohort=cohort.uniform(2))
     Simulation(method, PROBLEM.data, seed=0, cohort=cohort.weighted(2))  # warnings are errors here

@@ -148,7 +148,7 @@ def test_clients_with_other_columns_are_refused(method, data):
 
 @pytest.mark.parametrize("block", [1, pytest.param(64, marks=pytest.mark.slow)])
 def test_numbers_do_not_depend_on_blocks(method, data, whole, monkeypatch, block):
-    monkeypatch.setattr("covey.runs.run._next_length", lambda before, seconds: block)
+    monkeypatch.setattr("covey.runs.advancing.next_length", lambda before, seconds: block)
     assert_same(whole, run(method, data, **knobs()))
 
 
@@ -301,7 +301,7 @@ def test_signals_are_heard_between_rounds(number, method, data, whole, tmp_path,
         return 4
 
     with monkeypatch.context() as patch:
-        patch.setattr("covey.runs.run._next_length", stop_at_four)
+        patch.setattr("covey.runs.advancing.next_length", stop_at_four)
         with pytest.raises(
             KeyboardInterrupt, match=r"stopped after round 1 of 12: saved in .*resume=True"
         ):

@@ -250,7 +250,7 @@ def sampler(
 
     def validate(plan):
         check_rounds("fald", recording, plan)
-        _check_cohort(plan, walk.correlation)
+        _check_cohort(plan, walk)
         if mechanism is not None:
             check_noise(mechanism(plan))
 
@@ -315,16 +315,17 @@ def _diagnose(gradient: Gradient, step_size: int | float, down: Down, data: Shar
     )
 
 
-def _check_cohort(plan: Plan, correlation: int | float) -> None:
+def _check_cohort(plan: Plan, walk: Walk) -> None:
     """Scheme II is for clients of equal size; noise that few clients average is too large."""
-    counts = plan.counts
+    counts, rho = plan.counts, walk.correlation
     part = (plan.sampler.drawn or len(counts)) / len(counts)
-    wider = correlation**2 + (1 - correlation**2) / part
+    wider = rho**2 + (1 - rho**2) / part
     if wider > LARGEST_WIDENING:
+        better = "take correlation=1" if walk.clipping is None else "take larger cohorts"
         warnings.warn(
             f"fald: {plan.sampler.drawn} of {len(counts)} clients take part in a round, and their "
             f"own noise is averaged over few: variances of the posterior are up to {wider:.1f} "
-            f"times too large with correlation={correlation:g}; correlation=1 mends it",
+            f"times too large with correlation={rho:g}; {better}",
             stacklevel=4,
         )
     if plan.sampler.alike and counts.min() < counts.max():
