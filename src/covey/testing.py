@@ -126,10 +126,17 @@ def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> Non
         draws = jax.vmap(jax.vmap(shared.describe))(kept.draws)
         _need_finite("of the kept draws", draws)
     elif isinstance(shared, Approximation):
+        starts, counts = (
+            jnp.asarray(part("train"), jnp.int32) for part in (data.starts, data.counts)
+        )
+        rows, capacity = jax.tree.map(jnp.asarray, data.rows), int(counts.max())
 
         def ask(statistic: Callable) -> PyTree:
+            of_client = jax.jit(
+                lambda key, start, count: statistic(key, Shard(rows, start, count, capacity))
+            )
             terms = [
-                statistic(root_key(client), data.shard(client, "train"))
+                of_client(root_key(client), starts[client], counts[client])
                 for client in range(data.clients)
             ]
             return jax.tree.map(lambda *leaves: sum(leaves), *terms)
