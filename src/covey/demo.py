@@ -223,7 +223,12 @@ def table_of_effects(findings: Findings) -> Table:
 def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std"]) -> pd.DataFrame:
     """One row per hospital, one column per method."""
     table = lines.pivot_table(
-        index="hospital", columns="method", values=measure, aggfunc=summary, sort=False
+        index="hospital",
+        columns="method",
+        values=measure,
+        aggfunc=summary,
+        sort=False,
+        dropna=False,
     )
     return table.filter(list(METHODS))
 

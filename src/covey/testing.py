@@ -125,10 +125,18 @@ def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> Non
         draws = jax.vmap(jax.vmap(shared.describe))(kept.draws)
         _need_finite("of the kept draws", draws)
     elif isinstance(shared, Approximation):
+        starts, counts = (
+            jnp.asarray(part("train"), jnp.int32) for part in (data.starts, data.counts)
+        )
+        rows, capacity = jax.tree.map(jnp.asarray, data.rows), int(counts.max())
 
         def ask(name: str, sent: PyTree) -> PyTree:
+            @jax.jit
+            def term(key, sent, start, count):
+                return shared.queries[name](key, sent, Shard(rows, start, count, capacity))
+
             terms = [
-                shared.queries[name](root_key(client), sent, data.shard(client, "train"))
+                term(root_key(client), sent, starts[client], counts[client])
                 for client in range(data.clients)
             ]
             return jax.tree.map(lambda *leaves: sum(leaves), *terms)
