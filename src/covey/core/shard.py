@@ -45,6 +45,7 @@ class Spec(NamedTuple):
     features: the names of the columns of x, where they have names.
     omega: the variance bound of the run's channel for an upload; None for a biased channel, and
         where there is no run.
+    standardised: the indices of the columns of x that are z-scores.
     """
 
     rows: PyTree
@@ -53,6 +54,7 @@ class Spec(NamedTuple):
     examples: int | None = None
     features: tuple[str, ...] | None = None
     omega: float | None = None
+    standardised: tuple[int, ...] = ()
 
 
 class Axis(NamedTuple):

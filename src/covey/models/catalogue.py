@@ -9,10 +9,17 @@ from covey.models.convolution import cifar_cnn, femnist_cnn
 from covey.models.factor_analysis import factor_analysis
 from covey.models.gaussian_mixture import gaussian_mixture
 from covey.models.latent import LatentModel
-from covey.models.linear import linear, logistic, poisson, softmax
+from covey.models.linear import binomial, linear, logistic, negative_binomial, poisson, softmax
 from covey.models.linear_map import linear_map
 from covey.models.matrix_completion import MatrixModel, matrix_completion
-from covey.models.mixed import MixedModel, mixed_linear, mixed_logistic, mixed_poisson
+from covey.models.mixed import (
+    MixedModel,
+    mixed_binomial,
+    mixed_linear,
+    mixed_logistic,
+    mixed_negative_binomial,
+    mixed_poisson,
+)
 from covey.models.model import Model
 from covey.models.networks import mlp
 from covey.models.poisson_mixture import poisson_mixture
@@ -29,7 +36,9 @@ MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
     "logistic": logistic,
     "softmax": softmax,
+    "binomial": binomial,
     "poisson": poisson,
+    "negative_binomial": negative_binomial,
     "mlp": mlp,
     "femnist_cnn": femnist_cnn,
     "cifar_cnn": cifar_cnn,
@@ -40,7 +49,9 @@ MODELS: dict[str, Callable[..., Model]] = {
 MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
     "mixed_linear": mixed_linear,
     "mixed_logistic": mixed_logistic,
+    "mixed_binomial": mixed_binomial,
     "mixed_poisson": mixed_poisson,
+    "mixed_negative_binomial": mixed_negative_binomial,
     "linear_map": linear_map,
     "mixed_mlp": mixed_mlp,
     "mixed_femnist_cnn": mixed_femnist_cnn,
