@@ -33,7 +33,13 @@ class ClientRows:
 
     def __post_init__(self):
         examples = int((self.bounds[:, 1] - self.bounds[:, 0]).sum())
-        spec = self.spec._replace(clients=len(self.ids), examples=examples)  # in subsets too
+        scaled: tuple[int, ...] = ()
+        if self.scaling is not None:
+            kept = self.scaling.kept
+            scaled = tuple(index for index in range(self.scaling.mean.size) if index not in kept)
+        spec = self.spec._replace(  # in subsets too
+            clients=len(self.ids), examples=examples, standardised=scaled
+        )
         object.__setattr__(self, "spec", spec)
 
     @property

@@ -164,7 +164,7 @@ class Roles(NamedTuple):
                 column = getattr(self, role)
                 raise ValueError(
                     f"{name}: {role}={column!r} was standardised, but its values are used as they "
-                    f"are; use data.standardised(keep=[{column!r}])"
+                    f"are; use data.standardised(keep=[{column!r}]), in a file data.keep"
                 )
         design = tuple(index for index in range(width) if index not in special.values())
         slopes = (
