@@ -9,6 +9,7 @@ import pytest
 import scipy.optimize
 import scipy.stats
 
+import covey
 from covey import models
 from covey.core.shard import Rows, Spec
 from covey.inference.out_of_distribution import entropy
@@ -243,3 +244,9 @@ def test_a_ridge_is_a_gaussian_prior_on_the_weights(name):
     expected = (law.logpdf(2.0) - law.logpdf(0.0)) * params.weight.size
     np.testing.assert_allclose(model.log_prior(params), expected, rtol=1e-5)
     assert getattr(models, name)().log_prior is None
+
+
+def test_a_prior_that_is_not_used_is_reported():
+    with pytest.warns(UserWarning, match="fedavg maximises the likelihood and does not use the"):
+        covey.fedavg(models.logistic(prior=1.0))
+    covey.fald(models.logistic(prior=1.0), step_size=0.1)

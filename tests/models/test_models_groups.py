@@ -7,6 +7,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
+import covey
 from covey import models
 from covey.core.shard import Rows, Spec
 from covey.models.groups import groups_of
@@ -133,7 +134,7 @@ def test_large_counts_far_from_the_start_are_integrated():
     model, phi, rows, _ = built("mixed_poisson")
     many = rows._replace(y=rows.y + 60)
     np.testing.assert_allclose(
-        model.log_likelihood(phi, jnp.array([Z]), many).sum(),
+        jax.jit(model.log_likelihood)(phi, jnp.array([Z]), many).sum(),
         dense("mixed_poisson", many.y),
         rtol=1e-5,
     )
@@ -159,6 +160,12 @@ def test_rows_are_predicted_as_those_of_unseen_groups():
     np.testing.assert_allclose(
         model.coefficients(phi, jnp.array([Z]))["group_deviation"], TAU, rtol=1e-5
     )
+
+
+def test_methods_with_minibatches_are_refused():
+    model = models.mixed_poisson(groups="brood")
+    with pytest.raises(ValueError, match="fedper learns from minibatches, which cut the groups"):
+        covey.fedper(model)
 
 
 def test_sums_within_groups():

@@ -2,6 +2,7 @@
 needs.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -72,6 +73,20 @@ MATRIX_MODELS: dict[str, Callable[..., MatrixModel]] = {"matrix_completion": mat
 """Models of a matrix of which observers see some cells, for `fedmissem`."""
 
 
+_MINIBATCHES = ("fedper", "fedrep")
+_LIKELIHOOD_ONLY = (
+    "apfl",
+    "clustered",
+    "fedavg",
+    "fedavg_plus",
+    "fedprox",
+    "local",
+    "mb_sgd",
+    "mixture",
+    "pfedme",
+)
+
+
 class _Kind(NamedTuple):
     description: str
     factories: Mapping[str, Callable[..., object]]
@@ -110,6 +125,7 @@ def need(model: object, kind: type, method: str) -> None:
         ValueError: fedavg: the model is the function logistic itself; call it: logistic()
     """
     if isinstance(model, kind):
+        _check_use(model, method)
         return
     description, factories, others = _KINDS[kind]
     called = getattr(model, "name", None) or getattr(model, "__name__", None) or model
@@ -123,6 +139,21 @@ def need(model: object, kind: type, method: str) -> None:
         f"{method}: {description}, is needed, got {_described(model)}; use {first}the factories of "
         f"covey.models: {known}"
     )
+
+
+def _check_use(model: object, method: str) -> None:
+    """What a method cannot use of a model that it takes."""
+    if isinstance(model, MixedModel) and model.groups is not None and method in _MINIBATCHES:
+        raise ValueError(
+            f"{method} learns from minibatches, which cut the groups {model.groups!r} of "
+            f"{model.name} apart; use fedpop, or leave groups= out"
+        )
+    if isinstance(model, Model) and model.log_prior is not None and method in _LIKELIHOOD_ONLY:
+        warnings.warn(
+            f"{method} maximises the likelihood and does not use the prior of {model.name}; fald "
+            "does",
+            stacklevel=4,
+        )
 
 
 def _described(model: object) -> str:
