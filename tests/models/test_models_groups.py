@@ -118,6 +118,24 @@ def test_masked_rows_at_the_end_change_nothing(name):
     ).all()
 
 
+@pytest.mark.parametrize("name", ["mixed_linear", "mixed_poisson"])
+def test_blank_rows_with_weights_leave_derivatives_finite(name):
+    """Also where they fall into a group with the code 0."""
+    model, phi, rows, _ = built(name, weights="size")
+    rows = rows._replace(x=rows.x.at[:, 1].set(jnp.where(rows.x[:, 1] == 7, 0, rows.x[:, 1])))
+    longer = jax.tree.map(lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf[:3])]), rows)
+
+    def total(phi, rows):
+        terms = model.log_likelihood(phi, jnp.array([Z]), rows)
+        return jnp.sum(jnp.where(jnp.arange(len(terms)) < 8, terms, 0.0))
+
+    both = jax.jit(jax.value_and_grad(total))
+    (one, first), (other, second) = both(phi, rows), both(phi, longer)
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
 def test_no_variation_between_groups_is_no_groups():
     """At tau = 0 the terms are those of the rows alone."""
     model, phi, rows, _ = built("mixed_poisson")

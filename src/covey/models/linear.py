@@ -27,6 +27,7 @@ from covey.models.regression import (
     Parameters,
     Regression,
     column_axes,
+    scale_of,
     zeros,
 )
 
@@ -316,8 +317,7 @@ def ridge(name: str, prior: float | None) -> Callable[[Parameters], Float[Array,
 def _described(params: Parameters) -> dict[str, Array]:
     """Parameters without their static part, the dispersion as users know it."""
     found = {"weight": params.weight, "bias": params.bias}
-    if getattr(params, "log_scale", None) is not None:
-        found["log_scale"] = params.log_scale
-    if getattr(params, "log_dispersion", None) is not None:
-        found["dispersion"] = jnp.exp(params.log_dispersion)
-    return found
+    noise, dispersion = scale_of(params, "log_scale"), scale_of(params, "log_dispersion")
+    if noise is not None:
+        found["log_scale"] = jnp.log(noise)  # as `Noisy` has it
+    return found if dispersion is None else found | {"dispersion": dispersion}

@@ -24,7 +24,7 @@ from covey.models.families import (
 )
 from covey.models.mixed_model import MixedModel, averaged, from_mixed_predictive
 from covey.models.predictive import Normal, Predictive
-from covey.models.regression import Coefficients, Parameters, Regression
+from covey.models.regression import Coefficients, Parameters, Regression, scale_of
 
 __all__ = [
     "MixedModel",
@@ -317,7 +317,7 @@ def _generalised(
         return groups.unseen_group(
             lambda at: regression.outcomes(params, at, x),
             regression.predictor(params, x),
-            jnp.exp(params.log_groups),
+            _grouping(regression, params, x)[1],
         )
 
     def describe(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
@@ -330,14 +330,12 @@ def _generalised(
     def coefficients(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
         params = own(phi, z)
         named = {"intercept": params.bias, "weights": params.weight}
-        logarithms = {
-            "noise": getattr(params, "log_scale", None),
-            "dispersion": getattr(params, "log_dispersion", None),
-            "group_deviation": getattr(params, "log_groups", None),
+        scales = {
+            "noise": scale_of(params, "log_scale"),
+            "dispersion": scale_of(params, "log_dispersion"),
+            "group_deviation": scale_of(params, "log_groups"),
         }
-        return named | {
-            called: jnp.exp(value) for called, value in logarithms.items() if value is not None
-        }
+        return named | {called: value for called, value in scales.items() if value is not None}
 
     def axes(spec: Spec) -> dict[str, Axis]:
         labels = regression.labels(spec)
@@ -363,22 +361,36 @@ def _generalised(
     )
 
 
-def _grouped(regression: Regression, params: Coefficients, rows: Rows) -> Float[Array, " rows"]:
+def _grouped(regression: Regression, params: Parameters, rows: Rows) -> Float[Array, " rows"]:
     """The log-likelihood of rows in groups, the groups' effects integrated out; see `groups`."""
-    codes = params.columns.values("groups", rows.x)
-    if codes is None:
-        raise ValueError(f"{regression.name}: take phi from the model's own init")
-    by_group, tau = groups.groups_of(codes), jnp.exp(params.log_groups)
+    codes, tau = _grouping(regression, params, rows.x)
+    by_group = groups.groups_of(codes)
     predictor = regression.predictor(params, rows.x)
     outcomes = regression.outcomes(params, predictor, rows.x)
     if isinstance(outcomes, Normal):
-        return groups.gaussian_terms(by_group, rows.y - outcomes.mean, outcomes.scale, tau)
-    held = jax.lax.stop_gradient(params)
-    return groups.quadrature_terms(
-        by_group,
-        lambda at: regression.terms(params, at, rows),
-        lambda at: regression.terms(held, at, rows),
-        predictor,
-        tau,
-        groups.counted_rows(rows),
-    )
+        terms = groups.gaussian_terms(by_group, rows.y - outcomes.mean, outcomes.scale, tau)
+    else:
+        held = jax.lax.stop_gradient(params)
+        terms = groups.quadrature_terms(
+            by_group,
+            lambda at: regression.terms(params, at, rows),
+            lambda at: regression.terms(held, at, rows),
+            predictor,
+            tau,
+            groups.counted_rows(rows),
+        )
+    return jnp.where(regression.usable(params, rows.x), terms, jnp.nan)
+
+
+def _grouping(
+    regression: Regression, params: Parameters, x: Shaped[Array, " rows *features"]
+) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
+    """The group of each row, and the standard deviation of the groups' effects."""
+    codes = params.columns.values("groups", x) if isinstance(params, Coefficients) else None
+    tau = scale_of(params, "log_groups")
+    if codes is None or tau is None:
+        raise ValueError(
+            f"{regression.name}: these parameters do not know the column of the groups; take phi "
+            "from the model's own init"
+        )
+    return codes, tau

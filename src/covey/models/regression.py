@@ -2,7 +2,7 @@
 and log-likelihood of a family of outcomes.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, Shaped
@@ -115,7 +115,7 @@ class Regression(NamedTuple):
         """The distribution of the outcomes of some rows."""
         found = self.outcomes(params, self.predictor(params, x), x)
         if isinstance(found, Normal):  # a weight that is none makes the noise unknown
-            known = self._usable(params, x)
+            known = self.usable(params, x)
             return found._replace(scale=jnp.where(known, found.scale, jnp.nan))
         return found
 
@@ -123,18 +123,18 @@ class Regression(NamedTuple):
         """The log-likelihood by row; NaN where a prior weight is not above 0, or where there are
         more successes than trials.
         """
-        return self.terms(params, self.predictor(params, rows.x), rows)
+        terms = self.terms(params, self.predictor(params, rows.x), rows)
+        return jnp.where(self.usable(params, rows.x), terms, jnp.nan)
 
     def terms(
         self, params: Parameters, predictor: Float[Array, " rows"], rows: Rows
     ) -> Float[Array, " rows"]:
-        """The log-likelihood by row where the predictor has these values."""
+        """The log-likelihood by row where the predictor has these values. A weight that is not
+        above 0 counts as 1.
+        """
         terms = self.outcomes(params, predictor, rows.x).log_prob(rows.y)
         weights = self._weights(params, rows.x)
-        if weights is None:
-            return terms
-        terms = terms if self.family.divides else weights * terms
-        return jnp.where(self._usable(params, rows.x), terms, jnp.nan)
+        return terms if weights is None or self.family.divides else weights * terms
 
     def outcomes(
         self,
@@ -143,9 +143,9 @@ class Regression(NamedTuple):
         x: Shaped[Array, " rows *features"],
     ) -> Predictive:
         """The distribution of the outcomes where the predictor has these values."""
-        learned = None if self.family.scale is None else getattr(params, self.family.scale, None)
+        learned = None if self.family.scale is None else scale_of(params, self.family.scale)
         totals = params.columns.values("totals", x) if isinstance(params, Coefficients) else None
-        scale = self.scale if learned is None else jnp.exp(learned)
+        scale = self.scale if learned is None else learned
         return self.family.predictive(predictor, Given(scale, totals, self._weights(params, x)))
 
     def labels(self, spec: Spec) -> tuple[str, ...] | None:
@@ -161,9 +161,20 @@ class Regression(NamedTuple):
         found = params.columns.values("weights", x) if isinstance(params, Coefficients) else None
         return None if found is None else jnp.where(found > 0, found, 1.0)
 
-    def _usable(self, params: Parameters, x: Array) -> Bool[Array, " rows"] | Bool[Array, ""]:
+    def usable(
+        self, params: Parameters, x: Shaped[Array, " rows *features"]
+    ) -> Bool[Array, " rows"] | Bool[Array, ""]:
+        """Which rows have a prior weight above 0."""
         found = params.columns.values("weights", x) if isinstance(params, Coefficients) else None
         return jnp.bool_(True) if found is None else found > 0
+
+
+def scale_of(
+    params: Parameters, name: Literal["log_scale", "log_dispersion", "log_groups"]
+) -> Float[Array, ""] | None:
+    """The exponential of a parameter that is learned by its logarithm; None where it is not."""
+    value = getattr(params, name, None)
+    return None if value is None else jnp.exp(value)
 
 
 def column_axes(name: str, labels: tuple[str, ...] | None) -> dict[str, Axis]:
