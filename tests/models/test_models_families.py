@@ -234,6 +234,30 @@ def test_bad_input(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            models.binomial(totals="n"),
+            "an outcome is above its total: totals='n', client 'b', row 1 .from 0.",
+        ),
+        (
+            models.poisson(weights="w"),
+            "a weight must be above 0: weights='w', client 'a', row 0 .from 0., and 1 more",
+        ),
+    ],
+)
+def test_rows_with_impossible_values_are_named(model, message):
+    """Before the first round: the row would otherwise be left out of gradients without a word."""
+    clients = {
+        "a": ([[1.0, 5.0, 0.0], [0.0, 3.0, 1.0]], [2.0, 3.0]),
+        "b": ([[1.0, 5.0, -1.0], [0.0, 3.0, 1.0]], [2.0, 4.0]),
+    }
+    data = covey.FederatedData.from_clients(clients, features=["x", "n", "w"])
+    with pytest.raises(ValueError, match=message):
+        covey.run(covey.fedavg(model), data, rounds=1, seed=1, progress=False)
+
+
 @pytest.mark.parametrize("name", ["linear", "logistic", "poisson", "softmax", "negative_binomial"])
 def test_a_ridge_is_a_gaussian_prior_on_the_weights(name):
     model = getattr(models, name)(prior=0.5)

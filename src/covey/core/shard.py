@@ -46,6 +46,8 @@ class Spec(NamedTuple):
     omega: the variance bound of the run's channel for an upload; None for a biased channel, and
         where there is no run.
     standardised: the indices of the columns of x that are z-scores.
+    first_row: (condition) -> the first row for which condition(rows) is true, in words, or None;
+        for models that check values. None where the rows are not at hand.
     """
 
     rows: PyTree
@@ -55,6 +57,7 @@ class Spec(NamedTuple):
     features: tuple[str, ...] | None = None
     omega: float | None = None
     standardised: tuple[int, ...] = ()
+    first_row: Callable[[Callable[[Any], Any]], str | None] | None = None
 
 
 class Axis(NamedTuple):

@@ -76,7 +76,8 @@ def setup_of(
     """Put together what a run needs, and let the method check it."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(_no_method(algorithm))
-    root, spec, counts = root_key(seed), data.spec, data.counts("train")
+    root, counts = root_key(seed), data.counts("train")
+    spec = data.spec._replace(first_row=data.first_row)
     if not counts.any():
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"

@@ -87,6 +87,7 @@ class Regression(NamedTuple):
         """Parameters at zero: log-likelihoods are concave, a random start would add noise only."""
         self.family.need(self.name, spec)
         columns = self.roles.find(self.name, spec)
+        self._check_rows(columns, spec)
         zero = jnp.zeros(())
         learned = self.family.scale if self.scale is None else None
         weight = jnp.zeros(len(columns.design))
@@ -153,6 +154,28 @@ class Regression(NamedTuple):
         if spec.features is None or not self.roles.special:
             return spec.features
         return tuple(spec.features[index] for index in self.roles.find(self.name, spec).design)
+
+    def _check_rows(self, columns: Columns, spec: Spec) -> None:
+        """Raise a ValueError for rows with impossible weights or totals, where rows are at hand."""
+        if spec.first_row is None:
+            return
+        for role, is_wrong, what in (
+            ("weights", lambda values, y: ~(values > 0), "a weight must be above 0"),
+            ("totals", lambda values, y: ~(values >= y), "an outcome is above its total"),
+        ):
+            index = getattr(columns, role)
+            if index is None:
+                continue
+            where = spec.first_row(
+                lambda rows, index=index, is_wrong=is_wrong: is_wrong(
+                    rows.x.reshape(len(rows.x), -1)[:, index], rows.y
+                )
+            )
+            if where is not None:
+                raise ValueError(
+                    f"{self.name}: {what}: {role}={getattr(self.roles, role)!r}, {where}; correct "
+                    "or remove it"
+                )
 
     def _weights(self, params: Parameters, x: Array) -> Float[Array, " rows"] | None:
         """Prior weights, with 1 in place of those that are none: derivatives then stay finite where
