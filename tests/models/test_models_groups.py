@@ -9,7 +9,7 @@ import scipy.stats
 
 import covey
 from covey import models
-from covey.core.shard import Rows, Spec
+from covey.core.shard import Rows, Shard, Spec, all_rows
 from covey.models.groups import groups_of
 
 KEY = jax.random.key(0)
@@ -191,3 +191,38 @@ def test_sums_within_groups():
     values = jnp.arange(1.0, 9.0)
     assert groups.total(values).tolist() == [10, 22, 10, 4, 22, 10, 22, 22]
     assert groups.before(values).tolist() == [0, 0, 1, 0, 2, 4, 7, 14]
+
+
+@pytest.mark.slow
+def test_broods_within_locations(data_dir):
+    """Grouse ticks at the maximum-likelihood estimates of a Poisson model with broods in locations:
+    the log-likelihood of dense nested quadrature (301 nodes for each effect) is -987.7605.
+    """
+    columns = ["cHEIGHT", "YEAR=96", "YEAR=97", "BROOD"]
+    with jax.enable_x64(True):
+        data = covey.load("grouseticks", features=columns)
+        model = models.mixed_poisson(groups="BROOD")
+        phi = model.init(KEY, data.spec)._replace(
+            weight=jnp.array([-0.023528, 1.165284, -0.977134]),
+            bias=jnp.asarray(0.466419),
+            log_groups=jnp.log(0.770561),
+        )
+        z = jnp.linspace(-5, 5, 201)
+        log_weight = jax.scipy.stats.norm.logpdf(z) + jnp.log(z[1] - z[0])
+
+        @jax.jit
+        def term(data):
+            batch = all_rows(data)
+
+            def given(effect):
+                terms = model.log_likelihood(phi, 0.582876 * effect[None], batch.rows)
+                return jnp.sum(jnp.where(batch.mask, terms, 0.0))
+
+            return jax.nn.logsumexp(jax.vmap(given)(z) + log_weight)
+
+        most = int(data.counts("train").max())
+        total = sum(
+            float(term(Shard(data.rows, jnp.int32(start), jnp.int32(count), most)))
+            for start, count in zip(data.starts("train"), data.counts("train"), strict=True)
+        )
+    np.testing.assert_allclose(total, -987.7605, atol=2e-3)
