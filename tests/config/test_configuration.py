@@ -231,6 +231,36 @@ def test_training_rows_can_be_limited():
         configuration.build(configuration.checked(tables(data__few_share=0.5)))
 
 
+def test_columns_are_chosen_kept_and_given_their_roles():
+    """The columns of a table, those that are not scaled, and a model's offset, weights, groups."""
+    model = {
+        "name": "mixed_negative_binomial",
+        "slopes": ["cp=4"],
+        "offset": "sex",
+        "weights": "age",
+        "groups": "cp",
+        "dispersion": 2.0,
+    }
+    changes = {
+        "data__features": ["cp=4", "sex", "age", "cp", "cp=3"],
+        "data__outcome": "num",
+        "data__keep": ["sex", "age", "cp"],
+        "data__client": "center",
+        "model": model,
+        "method": {"name": "fedpop", "step_size": 0.01},
+    }
+    read = configuration.checked(tables(**changes))
+    assert read.tables["model"]["groups"] == "cp"
+    parts = configuration.build(read)
+    assert parts.data.spec.standardised == (0, 4)
+    phi = parts.method.init(jax.random.key(0), parts.data.spec).theta.phi
+    assert phi.columns.design == (0, 4)
+    assert (phi.columns.offset, phi.columns.weights, phi.columns.groups) == (1, 2, 3)
+    unscaled = {"data__standardise": False, "data__keep": ["age"]}
+    with pytest.raises(ValueError, match=r"data\.keep is for data\.standardise = true"):
+        configuration.build(configuration.checked(tables(**unscaled)))
+
+
 @pytest.mark.parametrize(
     ("given", "personal"),
     [("output", "output"), (["hidden.0", "output"], ("hidden.0", "output")), ([], ())],

@@ -104,3 +104,41 @@ def test_a_scaling_of_other_features_is_refused():
         ValueError, match=r"shape \(2,\) were given to a scaling of features of shape \(3,\)"
     ):
         unwrap(Scaling.apply)(scaling, np.ones((4, 2)))
+
+
+def made(x, features=("age", "size"), **options):
+    clients = {"a": (np.asarray(x, float), np.zeros(len(x)))}
+    return FederatedData.from_clients(clients, features=features, **options)
+
+
+def test_columns_can_be_kept_as_they_are(tmp_path):
+    data, scaling = made([[40, 14], [60, 12]]).standardised(keep=["size"])
+    assert data.rows.x.tolist() == [[-1, 14], [1, 12]]
+    assert data.spec.standardised == (0,)
+    assert scaling.kept == (1,)
+    assert data.rows_from({"age": [70], "size": [3]}).tolist() == [[2, 3]]
+    assert data.subset([0]).spec.standardised == (0,)
+    other, _ = made([[50, 9]]).standardised(scaling=scaling)
+    assert other.rows.x.tolist() == [[0, 9]]
+    data.save(tmp_path / "set")
+    opened = FederatedData.open(tmp_path / "set")
+    assert (opened.scaling.kept, opened.spec.standardised) == ((1,), (0,))
+    twice, both = data.standardised(keep=[1])
+    assert twice.scaling.kept == both.kept == (1,)
+    assert made([[40, 14]]).spec.standardised == ()
+
+
+def test_columns_that_cannot_be_kept():
+    data = made([[40, 14], [60, np.nan]], allow_missing=True)
+    with pytest.raises(ValueError, match=r"'size' stays as it is .* missing in 1 rows"):
+        data.standardised(keep=["size"])
+    with pytest.raises(ValueError, match=r"keep has 'sise', but .* did you mean 'size'"):
+        data.standardised(keep=["sise"])
+    with pytest.raises(ValueError, match=r"keep is a list of columns .* got 'size'"):
+        data.standardised(keep="size")
+    scaling = made([[40, 14], [60, 12]]).standardised()[1]
+    with pytest.raises(ValueError, match="a given scaling keeps its own columns"):
+        data.standardised(scaling=scaling, keep=["size"])
+    kept = made([[40, 14], [60, 12]]).standardised(keep=["size"])[0]
+    with pytest.raises(ValueError, match="'size' stays as it is"):
+        kept.rows_from({"age": [70], "size": [None]})

@@ -19,7 +19,7 @@ def test_unknown_names_and_options_are_explained():
         match=r"'mnist' has no option 'writers'; its options are: split, by, partition, clients",
     ):
         load("mnist", writers=3)
-    with pytest.raises(ValueError, match="its options are: none"):
+    with pytest.raises(ValueError, match="its options are: client, features, outcome"):
         load("heart_disease", seed=3)
 
 
@@ -62,6 +62,44 @@ def test_eight_schools_are_bundled(monkeypatch):
     assert [data.name_of(position) for position in range(8)] == list("ABCDEFGH")
     assert data.rows.y.tolist() == [28, 8, -3, 7, -1, 1, 18, 12]
     assert data.rows.x[:, 0].tolist() == [15, 10, 16, 11, 9, 11, 10, 18]
+
+
+def test_columns_of_a_table_are_chosen():
+    """Names in any case; `column=value` is an indicator, as an outcome one of two classes."""
+    data = load("heart_disease", client="SEX", features=["chol", "cp=4"], outcome="target")
+    assert (data.clients, data.features, data.spec.classes) == (2, ("chol", "cp=4"), 2)
+    assert data.counts("train").tolist() == [194, 726]
+    assert set(np.unique(data.rows.x[:, 1])) == {0, 1}
+    assert np.isnan(data.rows.x[:, 0]).sum() == 30 + 172  # empty, or 0
+    sick = load("heart_disease", features=["age"], outcome="cp=4")
+    assert (sick.spec.classes, sick.rows.y.dtype) == (2, np.int32)
+    with pytest.warns(UserWarning, match="202 of 920 rows have no outcome 'chol'"):
+        level = load("heart_disease", features=["age"], outcome="chol")
+    assert (len(level.rows.y), level.spec.classes) == (718, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client": "centre"}, "no column 'centre' .did you mean 'center'"),
+        ({"features": ["age", "cp=9"]}, "'cp' has no value '9'; its values are 1, 2, 3, 4"),
+        ({"features": ["age", "target"]}, "outcome 'target' is also in `features`"),
+        ({"features": "age"}, "features is a list of columns, got 'age'"),
+    ],
+)
+def test_columns_that_cannot_be_chosen(options, message):
+    with pytest.raises(ValueError, match=message):
+        load("heart_disease", **options)
+
+
+def test_broods_are_clients_or_nested_in_locations(data_dir):
+    broods = load("grouseticks", client="brood", features=["cHEIGHT", "YEAR=96", "YEAR=97"])
+    assert (broods.clients, len(broods.rows.y)) == (118, 403)
+    nested = load("grouseticks", features=["cHEIGHT", "BROOD"])
+    assert nested.clients == 63
+    assert len(np.unique(nested.rows.x[:, 1])) == 118
+    herds = load("cbpp")
+    assert np.all(herds.rows.y <= herds.rows.x[:, herds.features.index("size")])
 
 
 def test_radon_of_the_united_states(data_dir):

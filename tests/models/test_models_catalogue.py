@@ -31,6 +31,13 @@ CASES = {
     "logistic": ({}, FLAT, labels(2), 2),
     "softmax": ({}, images(3, 3), labels(3), 3),
     "poisson": ({}, FLAT, RNG.poisson(2.0, (CLIENTS, ROWS)).astype(np.int32), None),
+    "binomial": (
+        {"totals": 3, "offset": 1},
+        np.concatenate([FLAT[..., :3], np.full((CLIENTS, ROWS, 1), 9.0, np.float32)], axis=-1),
+        RNG.integers(0, 10, (CLIENTS, ROWS)).astype(np.float32),
+        None,
+    ),
+    "negative_binomial": ({}, FLAT, RNG.poisson(2.0, (CLIENTS, ROWS)).astype(np.int32), None),
     "mlp": ({"hidden": (6,)}, images(3, 3), labels(3), 3),
     "femnist_cnn": ({"channels": (2,), "hidden": (4,)}, images(9, 8, 1), labels(3), 3),
     "cifar_cnn": ({"channels": (2,), "hidden": (4, 4)}, images(8, 8, 3), labels(3), 3),

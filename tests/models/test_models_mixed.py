@@ -164,13 +164,12 @@ def test_names_do_not_compile_again():
     assert len(traced) == 1
 
 
+REQUIRED = {"linear_map": {"effects": 2}, "mixed_binomial": {"totals": "size"}}
+
+
 def test_the_catalogue_names_them():
     for name, factory in MIXED_MODELS.items():
-        assert (
-            factory(**({"effects": 2} if name == "linear_map" else {})).name
-            == factory.__name__
-            == name
-        )
+        assert factory(**REQUIRED.get(name, {})).name == factory.__name__ == name
 
 
 @pytest.mark.parametrize(

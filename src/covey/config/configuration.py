@@ -98,6 +98,7 @@ def prepare(
     few_rows: int | None = None,
     few_share: float = 0.0,
     standardise: bool = False,
+    keep: Sequence[str] = (),
     hold_out: Sequence[str | int] = (),
     seed: int,
 ) -> tuple[FederatedData, FederatedData | None]:
@@ -106,7 +107,7 @@ def prepare(
 
     Without fractions the data keep the parts they came with. At most `train_rows` training rows a
     client are kept, and at most `few_rows` for a share `few_share` of the clients. Both are drawn
-    from `split_seed`, by default the run's seed.
+    from `split_seed`, by default the run's seed. Columns in `keep` are not standardised.
     """
     drawn_from = seed if split_seed is None else split_seed
     if validation or test:
@@ -116,8 +117,10 @@ def prepare(
             train_rows=train_rows, few_rows=few_rows, few_share=few_share, seed=drawn_from
         )
     data, unseen = data.hold_out(hold_out) if hold_out else (data, None)
+    if keep and not standardise:
+        raise ValueError("data.keep is for data.standardise = true: nothing else is scaled")
     if standardise:
-        data, scaling = data.standardised()
+        data, scaling = data.standardised(keep=keep)
         unseen = None if unseen is None else unseen.standardised(scaling=scaling)[0]
     return data, unseen
 

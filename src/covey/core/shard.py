@@ -45,6 +45,9 @@ class Spec(NamedTuple):
     features: the names of the columns of x, where they have names.
     omega: the variance bound of the run's channel for an upload; None for a biased channel, and
         where there is no run.
+    standardised: the indices of the columns of x that are z-scores.
+    first_row: (condition) -> the first row for which condition(rows) is true, in words, or None;
+        for models that check values. None where the rows are not at hand.
     """
 
     rows: PyTree
@@ -53,6 +56,8 @@ class Spec(NamedTuple):
     examples: int | None = None
     features: tuple[str, ...] | None = None
     omega: float | None = None
+    standardised: tuple[int, ...] = ()
+    first_row: Callable[[Callable[[Any], Any]], str | None] | None = None
 
 
 class Axis(NamedTuple):

@@ -5,7 +5,7 @@ then test. The rows of a client's split are therefore one range: nothing is padd
 copied, and the storage may be a memory-mapped file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -33,7 +33,13 @@ class ClientRows:
 
     def __post_init__(self):
         examples = int((self.bounds[:, 1] - self.bounds[:, 0]).sum())
-        spec = self.spec._replace(clients=len(self.ids), examples=examples)  # in subsets too
+        scaled: tuple[int, ...] = ()
+        if self.scaling is not None:
+            kept = self.scaling.kept
+            scaled = tuple(index for index in range(self.scaling.mean.size) if index not in kept)
+        spec = self.spec._replace(  # in subsets too
+            clients=len(self.ids), examples=examples, standardised=scaled
+        )
         object.__setattr__(self, "spec", spec)
 
     @property
@@ -138,6 +144,29 @@ class ClientRows:
         """
         start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
         return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
+
+    def first_row(self, condition: Callable[[PyTree], np.ndarray]) -> str | None:
+        """The first row with some property, for errors.
+
+        Args:
+            condition: (rows) -> for each row of all clients, whether it has the property.
+
+        Returns:
+            The client and the row, in words, and how many rows there are; None where there are
+            none.
+
+        Example:
+            >>> import covey
+            >>> covey.load("eight_schools").first_row(lambda rows: rows.y < 0)
+            "client 'C', row 0 (from 0), and 1 more"
+        """
+        found = np.flatnonzero(condition(self.rows))
+        if not found.size:
+            return None
+        position = int(np.searchsorted(self.bounds[:, 3], found[0], side="right"))
+        row = int(found[0] - self.bounds[position, 0])
+        more = f", and {found.size - 1} more" if found.size > 1 else ""
+        return f"client {self.name_of(position)!r}, row {row} (from 0){more}"
 
     def rows_in(self, split: Split) -> PyTree:
         """Rows of a split of all clients, client after client.

@@ -1,6 +1,6 @@
 """Rows of many clients, and which client owns which."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from covey.core.shard import Rows, Spec
-from covey.data import assembly, checks, division, storage
+from covey.data import assembly, checks, derived, division, storage
 from covey.data.constructors import Constructors, Values
 from covey.data.conversion import NewRows, features_of
 from covey.data.division import SPLITS, Split
@@ -273,7 +273,9 @@ class FederatedData(Constructors):
             names=("pooled",),
         )
 
-    def standardised(self, *, scaling: Scaling | None = None) -> "tuple[FederatedData, Scaling]":
+    def standardised(
+        self, *, scaling: Scaling | None = None, keep: Sequence[str | int] = ()
+    ) -> "tuple[FederatedData, Scaling]":
         """Features as z-scores, from federated sums of the training rows.
 
         The data keep the scaling as `data.scaling`, so that `rows_from` can scale new rows.
@@ -282,6 +284,9 @@ class FederatedData(Constructors):
         Args:
             scaling: Scaling to apply, for clients that a model of others is used on. Default: that
                 of the training rows of these data.
+            keep: Columns to leave as they are, by name or index: offsets, prior weights, binomial
+                totals and groups, which models use as they are. A scaling that is given keeps its
+                own. Default: none.
 
         Returns:
             The data as z-scores, and the scaling.
@@ -293,6 +298,9 @@ class FederatedData(Constructors):
             >>> new, _ = new.standardised(scaling=scaling)
             >>> round(float(scaling.mean[0]), 1), new.scaling is hospitals.scaling
             (51.9, True)
+            >>> patients, _ = covey.load("heart_disease").standardised(keep=["age"])
+            >>> float(patients.rows.x[0, 0])
+            63.0
         """
         x, y = self._supervised("standardised")
         if scaling is not None and self.scaling is not None:
@@ -300,15 +308,52 @@ class FederatedData(Constructors):
                 "these data are standardised already (data.scaling); a scaling is for data on"
                 " their original scale"
             )
+        if scaling is not None and keep:
+            raise ValueError("a given scaling keeps its own columns; leave keep= out")
         if scaling is None:
             trained = self.counts("train")
             each = np.stack([trained, self.bounds[:, 3] - self.bounds[:, 0] - trained], axis=1)
             is_train = np.repeat(np.tile([True, False], self.clients), each.reshape(-1))
-            scaling = fit_scaling(x, is_train, self.features)
+            scaling = fit_scaling(x, is_train, self.features).keeping(keep)
         checks.check_same_columns(scaling.names, self.features)
         rows = Rows(scaling.apply(x), y)
         spec = self.spec._replace(rows=assembly.row_spec(rows))
         return replace(self, rows=rows, spec=spec, scaling=scaling.after(self.scaling)), scaling
+
+    def with_columns(
+        self, **columns: Callable[[Mapping[str, np.ndarray]], np.ndarray]
+    ) -> "FederatedData":
+        """Columns made of others, each by a function that every client applies to its own rows.
+
+        For squares, interactions and logarithms. A function sees one client at a time: a mean that
+        it takes is that of the client, not of all. Make columns before the data are standardised,
+        and make them in new rows to predict (`rows_from`) too.
+
+        Args:
+            **columns: For each new column's name, a function of the client's columns, a mapping
+                from name to values by row, to the new values. A name that exists is replaced.
+
+        Returns:
+            The data with these columns, new ones after the others.
+
+        Example:
+            >>> clients = {"bern": ([[2.0, 1.0], [3.0, 0.0]], [0, 1])}
+            >>> data = FederatedData.from_clients(clients, features=["age", "urban"])
+            >>> more = data.with_columns(
+            ...     age_squared=lambda row: row["age"] ** 2,
+            ...     age_urban=lambda row: row["age"] * row["urban"],
+            ... )
+            >>> more.rows.x.tolist()
+            [[2.0, 1.0, 4.0, 2.0], [3.0, 0.0, 9.0, 0.0]]
+        """
+        x, y = self._supervised("with_columns")
+        if self.scaling is not None:
+            raise ValueError("with_columns: these data are standardised; make columns before that")
+        ranges_of = self.bounds[:, [0, 3]].tolist()
+        rows, names = derived.with_columns(x, self.features, ranges_of, columns, self.name_of)
+        full = Rows(rows, y)
+        spec = self.spec._replace(rows=assembly.row_spec(full), features=names)
+        return replace(self, rows=full, spec=spec)
 
     def rows_from(
         self, table: NewRows, *, standardised: bool = False

@@ -1,6 +1,7 @@
 """Z-scores from federated sums: standardised features, and the scale to put new rows on."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ class Scaling(NamedTuple):
     mean: of each feature over the training rows.
     scale: standard deviation of each feature over the training rows; 1 for a constant feature.
     names: of the features, where they have names.
+    kept: indices of the columns that stay as they are, with mean 0 and scale 1; of these no value
+        may be missing.
 
     Example:
         >>> scaling = Scaling(np.array([50.0]), np.array([10.0]), ("age",))
@@ -28,6 +31,7 @@ class Scaling(NamedTuple):
     mean: Float[np.ndarray, "*features"]
     scale: Float[np.ndarray, "*features"]
     names: tuple[str, ...] | None = None
+    kept: tuple[int, ...] = ()
 
     def apply(
         self, x: Shaped[np.ndarray, " rows *features"]
@@ -46,6 +50,7 @@ class Scaling(NamedTuple):
             [[1.5]]
         """
         self._check_shape(x)
+        self._check_kept(x)
         out = np.empty(x.shape, float_type(x.dtype))
         for begin, block in blocks(x):
             scores = (block.astype(np.float64) - self.mean) / self.scale
@@ -86,7 +91,53 @@ class Scaling(NamedTuple):
         """
         if first is None:
             return self
-        return Scaling(first.mean + first.scale * self.mean, first.scale * self.scale, self.names)
+        kept = tuple(index for index in self.kept if index in first.kept)
+        mean, scale = first.mean + first.scale * self.mean, first.scale * self.scale
+        return Scaling(mean, scale, self.names, kept)
+
+    def keeping(self, columns: Sequence[str | int]) -> "Scaling":
+        """The scaling that leaves some columns as they are.
+
+        Args:
+            columns: The columns, by name or index.
+
+        Returns:
+            The scaling, with mean 0 and scale 1 for these columns.
+
+        Example:
+            >>> scaling = Scaling(np.array([50.0, 3.0]), np.array([10.0, 2.0]), ("age", "size"))
+            >>> scaling.keeping(["size"]).apply(np.array([[65.0, 7.0]])).tolist()
+            [[1.5, 7.0]]
+        """
+        if not columns:
+            return self
+        if self.mean.ndim != 1 or isinstance(columns, str):
+            raise ValueError(f"keep is a list of columns of a table, got {columns!r}")
+        indices = tuple(sorted({self._index(column) for column in columns}))
+        mean, scale = self.mean.copy(), self.scale.copy()
+        mean[list(indices)], scale[list(indices)] = 0.0, 1.0
+        return self._replace(mean=mean, scale=scale, kept=indices)
+
+    def _index(self, column: str | int) -> int:
+        known = self.names or ()
+        if isinstance(column, str) and column in known:
+            return known.index(column)
+        if not isinstance(column, str) and 0 <= column < len(self.mean):
+            return int(column)
+        near = get_close_matches(str(column), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        called = ", ".join(known) or f"0 to {len(self.mean) - 1}"
+        raise ValueError(f"keep has {column!r}, but the columns of these data are {called}{hint}")
+
+    def _check_kept(self, x: np.ndarray) -> None:
+        for index in self.kept:
+            gaps = int(np.isnan(x[:, index].astype(np.float64)).sum())
+            if gaps:
+                column = index if self.names is None else self.names[index]
+                raise ValueError(
+                    f"column {column!r} stays as it is (keep=), but is missing in {gaps} rows; "
+                    "fill or remove these"
+                )
 
     def _check_shape(self, x: np.ndarray) -> None:
         if x.shape[1:] != self.mean.shape:

@@ -71,6 +71,7 @@ def write(directory: Path, stored: Stored) -> None:
             "named": stored.names is not None,
             "features": stored.features,
             "standardised": stored.scaling is not None,
+            "kept": [] if stored.scaling is None else list(stored.scaling.kept),
         }
         (work / "about.json").write_text(json.dumps(about, indent=2) + "\n")
         work.chmod(0o755)  # mkdtemp makes it private; data is shared like any other file
@@ -124,10 +125,10 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
             f"the files of {directory} do not fit together; some were replaced after they were"
             " saved"
         )
-    # Directories of earlier versions have neither names of columns nor a scaling.
+    # Directories of earlier versions have no names of columns, no scaling, or no columns kept.
     features = None if about.get("features") is None else tuple(about["features"])
     scaling = None
     if about.get("standardised", False):
         mean, scale = np.load(directory / "scaling.npy", allow_pickle=False)
-        scaling = Scaling(mean, scale, features)
+        scaling = Scaling(mean, scale, features, tuple(about.get("kept", ())))
     return Stored(Rows(x, y), bounds, ids, names, about["classes"], features, scaling)

@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Loader(NamedTuple):
     source: str
 
 
-def load(name: str, **options: str | int | float) -> FederatedData:
+def load(name: str, **options: str | int | float | Sequence[str]) -> FederatedData:
     """Load a data set by its name.
 
     Files are read from the folder that the environment variable COVEY_DATA_DIR names, or else
@@ -46,7 +46,9 @@ def load(name: str, **options: str | int | float) -> FederatedData:
 
     Args:
         name: Name of the data set; `covey list data` shows them all.
-        **options: Options of the data set, such as `partition`, `clients` and `seed` for images.
+        **options: Options of the data set, such as `partition`, `clients` and `seed` for images;
+            for tables `client`, `features` and `outcome`, which choose other columns of the file
+            (`column=value` is an indicator).
 
     Returns:
         The data.
@@ -55,6 +57,8 @@ def load(name: str, **options: str | int | float) -> FederatedData:
         >>> data = load("heart_disease")
         >>> data.clients, data.counts("train").tolist(), data.features[:3]
         (4, [303, 294, 123, 200], ('age', 'sex', 'cp'))
+        >>> load("heart_disease", client="sex", features=["age", "cp=4"]).features
+        ('age', 'cp=4')
     """
     if name not in LOADERS:
         near = difflib.get_close_matches(name, LOADERS, n=1)
@@ -188,7 +192,7 @@ LOADERS: dict[str, Loader] = {
     "grouseticks": Loader(
         partial(load_table, tables.GROUSETICKS),
         "63 locations, 403 grouse chicks; outcome number of ticks; features centred height,"
-        " year 96, year 97",
+        " year 96, year 97; other columns: BROOD, INDEX, HEIGHT",
         _GPL,
         "R package lme4",
     ),

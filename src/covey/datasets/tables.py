@@ -1,5 +1,7 @@
 """Small tables of grouped data: four hospitals, and the classics of hierarchical modelling."""
 
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -39,11 +41,24 @@ class Grouped(NamedTuple):
     missing: tuple[tuple[str, float], ...] = ()
 
 
-def load_table(table: Grouped) -> FederatedData:
+def load_table(
+    table: Grouped,
+    *,
+    client: str | None = None,
+    features: Sequence[str] | None = None,
+    outcome: str | None = None,
+) -> FederatedData:
     """The data of a table.
+
+    Columns have the names of the file, in upper or lower case. `column=value` is an indicator that
+    is 1 where the column has that value.
 
     Args:
         table: The table and its columns.
+        client: Column that says which client owns a row. Default: that of the table.
+        features: The feature columns, or indicators. Default: those of the table.
+        outcome: Column of the outcome; an indicator has two classes, any other column is a number.
+            Rows without it are left out, with a warning. Default: that of the table.
 
     Returns:
         The data. Missing features are NaN; `FederatedData.standardised` fills them.
@@ -51,6 +66,8 @@ def load_table(table: Grouped) -> FederatedData:
     Example:
         >>> load_table(EIGHT_SCHOOLS).rows.y.tolist()
         [28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0]
+        >>> load_table(HEART_DISEASE, features=["age", "cp=4"], outcome="sex").features
+        ('age', 'cp=4')
     """
     import pandas
 
@@ -58,25 +75,73 @@ def load_table(table: Grouped) -> FederatedData:
     source = frames.Source(str(path), path)
     # Everything as text first: a level such as "01" must not become the number 1.
     text = pandas.read_csv(path, dtype=str)
-    x = np.stack([_column(text, feature, source) for feature in table.features], axis=1)
-    for column, value in table.missing:
-        index = table.features.index(column)
-        x[x[:, index] == value, index] = np.nan
-    owner = frames.as_numbers(frames.owners(text, table.client, source).astype(str))
-    y = _column(text, table.outcome, source)
-    names = [
-        feature if isinstance(feature, str) else "=".join(feature) for feature in table.features
-    ]
+    owners = table.client if client is None else _found(text, client, source)
+    chosen = table.features
+    if features is not None:
+        if isinstance(features, str) or not features:
+            raise ValueError(f"features is a list of columns, got {features!r}")
+        chosen = tuple(_coded(text, feature, source) for feature in features)
+    result = table.outcome if outcome is None else _coded(text, outcome, source)
+    classes = table.classes if result == table.outcome else None if isinstance(result, str) else 2
+    if result in chosen:
+        raise ValueError(f"the outcome {_name(result)!r} is also in `features`; take it out")
+    gaps = dict(table.missing)
+    x = np.stack([_column(text, feature, source, gaps) for feature in chosen], axis=1)
+    owner = frames.as_numbers(frames.owners(text, owners, source).astype(str))
+    y = _column(text, result, source, gaps)
+    known = ~np.isnan(y)
+    if not known.all():
+        warnings.warn(
+            f"{np.sum(~known)} of {len(y)} rows have no outcome {_name(result)!r} and are left out",
+            stacklevel=2,
+        )
     return FederatedData.from_arrays(
-        x, y, owner, features=names, classes=table.classes, allow_missing=True
+        x[known],
+        y[known],
+        owner[known],
+        features=[_name(feature) for feature in chosen],
+        classes=classes,
+        allow_missing=True,
     )
 
 
-def _column(text: "pandas.DataFrame", coded: Coded, source: frames.Source) -> np.ndarray:
+def _name(coded: Coded) -> str:
+    return coded if isinstance(coded, str) else "=".join(coded)
+
+
+def _coded(text: "pandas.DataFrame", name: str, source: frames.Source) -> Coded:
+    """A column, or an indicator, as a user names it."""
+    column, equals, value = name.partition("=")
+    found = _found(text, column, source)
+    if not equals:
+        return found
+    levels = sorted(set(text[found].dropna().str.removesuffix(".0")))  # some files write 4.0
+    if value not in levels:
+        raise ValueError(
+            f"{source.name}: column {found!r} has no value {value!r}; its values are "
+            f"{', '.join(levels[:10])}{', ...' if len(levels) > 10 else ''}"
+        )
+    return found, value
+
+
+def _found(text: "pandas.DataFrame", name: str, source: frames.Source) -> str:
+    """The column of a name, in whatever case it is written."""
+    alike = [column for column in text.columns if column.casefold() == name.casefold()]
+    if name in alike or len(alike) != 1:
+        frames.check_columns(text, [name], source)
+        return name
+    return alike[0]
+
+
+def _column(
+    text: "pandas.DataFrame", coded: Coded, source: frames.Source, gaps: Mapping[str, int | float]
+) -> np.ndarray:
     if isinstance(coded, str):
-        return frames.numbers(text, coded, source)
+        values = frames.numbers(text, coded, source)
+        return np.where(values == gaps[coded], np.nan, values) if coded in gaps else values
     column, value = coded
-    return (frames.owners(text, column, source) == value).astype(np.float64)
+    frames.owners(text, column, source)  # an indicator needs a value in every row
+    return (text[column].str.removesuffix(".0") == value).to_numpy(np.float64)
 
 
 def _path(table: Grouped) -> Path:

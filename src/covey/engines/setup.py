@@ -78,7 +78,8 @@ def setup_of(
         raise TypeError(_no_method(algorithm))
     if algorithm.preparation is not None:
         raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
-    root, spec, counts = root_key(seed), data.spec, data.counts("train")
+    root, counts = root_key(seed), data.counts("train")
+    spec = data.spec._replace(first_row=data.first_row)
     if not counts.any():
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"

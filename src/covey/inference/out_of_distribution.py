@@ -9,7 +9,16 @@ from jax.scipy.special import entr, gammaln
 from jaxtyping import Array, Float, Real
 from scipy import special
 
-from covey.models.predictive import Categorical, Mixture, Normal, Poisson, Predictive
+from covey.models.predictive import (
+    Binomial,
+    Categorical,
+    Mixture,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Predictive,
+    mixture_of,
+)
 
 _LARGE_RATE = 100.0  # above, the expansion of the Poisson's entropy is exact to 1e-8
 _COUNTS = 300  # a rate of 100 leaves 1e-50 beyond
@@ -43,6 +52,8 @@ def entropy(predictive: Predictive) -> Float[Array, " rows"]:
         return 0.5 * jnp.log(2 * jnp.pi * jnp.e) + jnp.log(predictive.scale)
     if isinstance(predictive, Poisson):
         return _poisson_entropy(predictive)
+    if isinstance(predictive, NegativeBinomial | Binomial):  # a mixture with one member
+        return entropy(mixture_of(jax.tree.map(lambda leaf: leaf[None], predictive)))
     rows = (
         jax.tree.map(lambda leaf, at=at: leaf[at], predictive)
         for at in range(len(predictive.weight))
@@ -117,7 +128,7 @@ def _mixture_entropy(row: Mixture) -> float:
     log_weight = np.log(np.asarray(row.weight, float)[used])
     low, high = members.quantile(_TAIL).min(), members.quantile(1 - _TAIL).max()
     step = _STEP * float(np.sqrt(np.asarray(row.members.variance)[used].min()))
-    if isinstance(members, Poisson):
+    if members.whole:
         step = max(1.0, np.floor(step))
     points = np.arange(low, high + step, step)
     pieces = np.array_split(points, -(-len(points) * len(log_weight) // _TOGETHER))
@@ -125,11 +136,16 @@ def _mixture_entropy(row: Mixture) -> float:
     return step * float(sum(np.sum(special.entr(np.exp(log_density))) for log_density in each))
 
 
-def _log_prob(members: Normal | Poisson, at: np.ndarray) -> Float[np.ndarray, "points members"]:
+def _log_prob(
+    members: Normal | Poisson | NegativeBinomial | Binomial, at: np.ndarray
+) -> Float[np.ndarray, "points members"]:
     """In NumPy: the points of each row are of another number, and JAX would compile each."""
     y = at[:, None]
     if isinstance(members, Poisson):
         return y * members.log_rate - np.exp(members.log_rate) - special.gammaln(y + 1)
+    if not isinstance(members, Normal):
+        mass = members.cdf(y) - members.cdf(y - 1)
+        return np.log(np.maximum(mass, np.finfo(float).tiny))
     standardised = (y - members.mean) / members.scale
     return -0.5 * standardised**2 - np.log(members.scale * np.sqrt(2 * np.pi))
 

@@ -26,22 +26,42 @@ from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
 from covey.models.factor_analysis import FactorAnalysis, factor_analysis
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
-from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
+from covey.models.linear import (
+    Coefficients,
+    Linear,
+    Noisy,
+    binomial,
+    linear,
+    logistic,
+    negative_binomial,
+    poisson,
+    softmax,
+)
 from covey.models.linear_map import linear_map
 from covey.models.matrix_completion import Factors, MatrixModel, matrix_completion
 from covey.models.mixed import (
     MixedModel,
-    NamedSlopes,
     averaged,
+    mixed_binomial,
     mixed_linear,
     mixed_logistic,
+    mixed_negative_binomial,
     mixed_poisson,
     own_parameters,
 )
 from covey.models.model import Model, from_density, from_function
 from covey.models.networks import Perceptron, from_equinox, mlp
 from covey.models.poisson_mixture import PoissonMixture, poisson_mixture
-from covey.models.predictive import Categorical, Mixture, Normal, Poisson, Predictive, mixture_of
+from covey.models.predictive import (
+    Binomial,
+    Categorical,
+    Mixture,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Predictive,
+    mixture_of,
+)
 from covey.models.recurrent import CharacterLSTM, character_lstm
 from covey.models.regression_mixture import RegressionMixture, regression_mixture
 from covey.models.split import (
@@ -60,8 +80,10 @@ __all__ = [
     "MATRIX_MODELS",
     "MIXED_MODELS",
     "MODELS",
+    "Binomial",
     "Categorical",
     "CharacterLSTM",
+    "Coefficients",
     "ConvolutionalNetwork",
     "FactorAnalysis",
     "Factors",
@@ -73,7 +95,7 @@ __all__ = [
     "MixedModel",
     "Mixture",
     "Model",
-    "NamedSlopes",
+    "NegativeBinomial",
     "Noisy",
     "Normal",
     "Perceptron",
@@ -83,6 +105,7 @@ __all__ = [
     "RegressionMixture",
     "Repairs",
     "averaged",
+    "binomial",
     "character_lstm",
     "cifar_cnn",
     "convolve",
@@ -103,17 +126,20 @@ __all__ = [
     "matrix_completion",
     "max_pool",
     "measure",
+    "mixed_binomial",
     "mixed_character_lstm",
     "mixed_cifar_cnn",
     "mixed_femnist_cnn",
     "mixed_linear",
     "mixed_logistic",
     "mixed_mlp",
+    "mixed_negative_binomial",
     "mixed_poisson",
     "mixture",
     "mixture_of",
     "mlp",
     "need",
+    "negative_binomial",
     "own_parameters",
     "poisson",
     "poisson_mixture",

@@ -2,6 +2,7 @@
 needs.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -9,10 +10,17 @@ from covey.models.convolution import cifar_cnn, femnist_cnn
 from covey.models.factor_analysis import factor_analysis
 from covey.models.gaussian_mixture import gaussian_mixture
 from covey.models.latent import LatentModel
-from covey.models.linear import linear, logistic, poisson, softmax
+from covey.models.linear import binomial, linear, logistic, negative_binomial, poisson, softmax
 from covey.models.linear_map import linear_map
 from covey.models.matrix_completion import MatrixModel, matrix_completion
-from covey.models.mixed import MixedModel, mixed_linear, mixed_logistic, mixed_poisson
+from covey.models.mixed import (
+    MixedModel,
+    mixed_binomial,
+    mixed_linear,
+    mixed_logistic,
+    mixed_negative_binomial,
+    mixed_poisson,
+)
 from covey.models.model import Model
 from covey.models.networks import mlp
 from covey.models.poisson_mixture import poisson_mixture
@@ -29,7 +37,9 @@ MODELS: dict[str, Callable[..., Model]] = {
     "linear": linear,
     "logistic": logistic,
     "softmax": softmax,
+    "binomial": binomial,
     "poisson": poisson,
+    "negative_binomial": negative_binomial,
     "mlp": mlp,
     "femnist_cnn": femnist_cnn,
     "cifar_cnn": cifar_cnn,
@@ -40,7 +50,9 @@ MODELS: dict[str, Callable[..., Model]] = {
 MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
     "mixed_linear": mixed_linear,
     "mixed_logistic": mixed_logistic,
+    "mixed_binomial": mixed_binomial,
     "mixed_poisson": mixed_poisson,
+    "mixed_negative_binomial": mixed_negative_binomial,
     "linear_map": linear_map,
     "mixed_mlp": mixed_mlp,
     "mixed_femnist_cnn": mixed_femnist_cnn,
@@ -59,6 +71,20 @@ LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
 
 MATRIX_MODELS: dict[str, Callable[..., MatrixModel]] = {"matrix_completion": matrix_completion}
 """Models of a matrix of which observers see some cells, for `fedmissem`."""
+
+
+_MINIBATCHES = ("fedper", "fedrep")
+_LIKELIHOOD_ONLY = (
+    "apfl",
+    "clustered",
+    "fedavg",
+    "fedavg_plus",
+    "fedprox",
+    "local",
+    "mb_sgd",
+    "mixture",
+    "pfedme",
+)
 
 
 class _Kind(NamedTuple):
@@ -99,6 +125,7 @@ def need(model: object, kind: type, method: str) -> None:
         ValueError: fedavg: the model is the function logistic itself; call it: logistic()
     """
     if isinstance(model, kind):
+        _check_use(model, method)
         return
     description, factories, others = _KINDS[kind]
     called = getattr(model, "name", None) or getattr(model, "__name__", None) or model
@@ -112,6 +139,21 @@ def need(model: object, kind: type, method: str) -> None:
         f"{method}: {description}, is needed, got {_described(model)}; use {first}the factories of "
         f"covey.models: {known}"
     )
+
+
+def _check_use(model: object, method: str) -> None:
+    """What a method cannot use of a model that it takes."""
+    if isinstance(model, MixedModel) and model.groups is not None and method in _MINIBATCHES:
+        raise ValueError(
+            f"{method} learns from minibatches, which cut the groups {model.groups!r} of "
+            f"{model.name} apart; use fedpop, or leave groups= out"
+        )
+    if isinstance(model, Model) and model.log_prior is not None and method in _LIKELIHOOD_ONLY:
+        warnings.warn(
+            f"{method} maximises the likelihood and does not use the prior of {model.name}; fald "
+            "does",
+            stacklevel=4,
+        )
 
 
 def _described(model: object) -> str:

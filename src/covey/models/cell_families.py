@@ -1,51 +1,16 @@
 """Families of the observations of a matrix: Gaussian, Bernoulli, Poisson and negative binomial."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Real
+from jaxtyping import Array, Float
 
-from covey.core.metrics import Mean, Metric
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import Categorical, NegativeBinomial, Normal, Poisson, Predictive
 
 FamilyName = Literal["gaussian", "bernoulli", "poisson", "negative_binomial"]
-
-
-class NegativeBinomial(NamedTuple):
-    """A count with mean mu = exp(log_mean) and variance mu + mu^2 / dispersion."""
-
-    log_mean: Float[Array, " rows"]
-    dispersion: Float[Array, " rows"]
-
-    @property
-    def mean(self) -> Float[Array, " rows"]:
-        """The mean count."""
-        return jnp.exp(self.log_mean)
-
-    @property
-    def variance(self) -> Float[Array, " rows"]:
-        """The variance of the count."""
-        return self.mean + self.mean**2 / self.dispersion
-
-    def log_prob(self, y: Real[Array, " rows"]) -> Float[Array, " rows"]:
-        """The log-mass of the counts."""
-        y, k = y.astype(self.log_mean.dtype), self.dispersion
-        odds = self.log_mean - jnp.log(k)
-        constant = jax.lax.lgamma(y + k) - jax.lax.lgamma(k) - jax.lax.lgamma(y + 1)
-        return constant + y * odds - (y + k) * jax.nn.softplus(odds)
-
-    def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
-        """nll; mse of the mean."""
-        return {
-            "nll": Mean.of(-self.log_prob(y), mask),
-            "mse": Mean.of(jnp.square(y - self.mean), mask),
-        }
-
-
-CellPredictive: TypeAlias = Predictive | NegativeBinomial
 
 
 class Family(NamedTuple):
@@ -68,7 +33,7 @@ class Family(NamedTuple):
     mean: Callable[[Array], Array]
     score: Callable[[Array, Array], Array]
     curvature: Callable[[Array, Array], Array]
-    predictive: Callable[[Float[Array, " rows"]], CellPredictive]
+    predictive: Callable[[Float[Array, " rows"]], Predictive]
     is_value: Callable[[np.ndarray | Array], np.ndarray | Array]
     values: str
     bend: float
@@ -107,7 +72,7 @@ def _canonical(
     name: FamilyName,
     mean: Callable[[Array], Array],
     variance: Callable[[Array], Array],
-    predictive: Callable[[Float[Array, " rows"]], CellPredictive],
+    predictive: Callable[[Float[Array, " rows"]], Predictive],
     is_value: Callable[[np.ndarray | Array], np.ndarray | Array],
     values: str,
     bend: float,

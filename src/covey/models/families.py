@@ -4,14 +4,36 @@ A family is one small record, used by the generalised linear models and the mixe
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covey.core.shard import Spec
 from covey.models.model import need_classes, need_number
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import (
+    Binomial,
+    Categorical,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Predictive,
+)
+
+
+class Given(NamedTuple):
+    """What the distribution of an outcome needs beside its predictor.
+
+    Attributes:
+        scale: The family's scale parameter: the noise's standard deviation of the Gaussian, the
+            dispersion of the negative binomial; None for 1, and for families without.
+        totals: Binomial totals by row; None for other families.
+        weights: Prior weights by row; None where all are one.
+    """
+
+    scale: float | Float[Array, ""] | None = None
+    totals: Float[Array, " rows"] | None = None
+    weights: Float[Array, " rows"] | None = None
 
 
 class Family(NamedTuple):
@@ -21,21 +43,41 @@ class Family(NamedTuple):
         name: Name of the family.
         link: Name of the function that maps the mean of the outcome to the linear predictor.
         need: (model name, spec) -> None; raises a ValueError for outcomes of another kind.
-        predictive: (linear predictor, noise scale or None) -> the distribution of the outcomes; its
-            `log_prob` is the log-likelihood.
-        noise: Whether outcomes have a noise scale, given or learned.
+        predictive: (linear predictor, given) -> the distribution of the outcomes; its `log_prob` is
+            the log-likelihood.
+        scale: The field of the parameters with the logarithm of the scale parameter, where it is
+            learned; None for families without.
+        divides: Whether a prior weight divides the variance of an outcome, as for Gaussian ones.
+            Otherwise it multiplies the log-likelihood: a row of weight 2 counts as two rows.
     """
 
     name: str
     link: str
     need: Callable[[str, Spec], None]
-    predictive: Callable[[Float[Array, " rows"], float | Float[Array, ""] | None], Predictive]
-    noise: bool = False
+    predictive: Callable[[Float[Array, " rows"], Given], Predictive]
+    scale: Literal["log_scale", "log_dispersion"] | None = None
+    divides: bool = False
 
 
-def _normal(predictor: Float[Array, " rows"], scale: float | Float[Array, ""] | None) -> Normal:
-    deviation = jnp.asarray(1.0 if scale is None else scale, predictor.dtype)
+def _normal(predictor: Float[Array, " rows"], given: Given) -> Normal:
+    deviation = jnp.asarray(1.0 if given.scale is None else given.scale, predictor.dtype)
+    if given.weights is not None:
+        deviation = deviation / jnp.sqrt(given.weights)
     return Normal(predictor, jnp.broadcast_to(deviation, predictor.shape))
+
+
+def _negative_binomial(predictor: Float[Array, " rows"], given: Given) -> NegativeBinomial:
+    dispersion = jnp.asarray(1.0 if given.scale is None else given.scale, predictor.dtype)
+    return NegativeBinomial(predictor, jnp.broadcast_to(dispersion, predictor.shape))
+
+
+def _binomial(predictor: Float[Array, " rows"], given: Given) -> Binomial:
+    if given.totals is None:
+        raise ValueError(
+            "binomial outcomes need the column of their totals: totals=; take the parameters from "
+            "the model's own init"
+        )
+    return Binomial(predictor, given.totals.astype(predictor.dtype))
 
 
 def _need_two_classes(name: str, spec: Spec) -> None:
@@ -46,11 +88,15 @@ def _need_two_classes(name: str, spec: Spec) -> None:
         )
 
 
-GAUSSIAN = Family("gaussian", "identity", need_number, _normal, noise=True)
+GAUSSIAN = Family("gaussian", "identity", need_number, _normal, scale="log_scale", divides=True)
 BERNOULLI = Family(
     "bernoulli",
     "logit",
     _need_two_classes,
-    lambda predictor, scale: Categorical.of_logit(predictor),
+    lambda predictor, given: Categorical.of_logit(predictor),
 )
-POISSON = Family("poisson", "log", need_number, lambda predictor, scale: Poisson(predictor))
+BINOMIAL = Family("binomial", "logit", need_number, _binomial)
+POISSON = Family("poisson", "log", need_number, lambda predictor, given: Poisson(predictor))
+NEGATIVE_BINOMIAL = Family(
+    "negative_binomial", "log", need_number, _negative_binomial, scale="log_dispersion"
+)

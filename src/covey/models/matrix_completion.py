@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, Real
 
 from covey.core.shard import Batch, Spec
-from covey.models.cell_families import CellPredictive, Family, FamilyName, family_of
+from covey.models.cell_families import Family, FamilyName, family_of
 from covey.models.latent import given_or
 from covey.models.matrix_steps import (
     Curvature,
@@ -29,6 +29,7 @@ from covey.models.matrix_steps import (
     theta_of_lines,
 )
 from covey.models.model import need_classes, need_number
+from covey.models.predictive import Predictive
 
 Start = list[list[float]] | np.ndarray | Array
 
@@ -68,7 +69,7 @@ class MatrixModel(NamedTuple):
         [Float[Array, "rows columns"], Factors, Float[Array, ""], Float[Array, ""]], Factors
     ]
     mean: Callable[[Factors, Int[Array, " some"]], Float[Array, "some columns"]]
-    predictive: Callable[[Factors, Real[Array, "rows 2"]], CellPredictive]
+    predictive: Callable[[Factors, Real[Array, "rows 2"]], Predictive]
     penalty: Callable[[Factors, Float[Array, ""]], Float[Array, ""]]
 
 

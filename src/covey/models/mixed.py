@@ -7,91 +7,46 @@ intercept, z_j to the weight of the j-th column in `slopes`,
     predictor = x'w + b + z_0 + sum_j z_j x_j.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree, Shaped
+from jaxtyping import Array, Float, Key, Shaped
 
 from covey.core.shard import Axis, Rows, Spec
-from covey.models.families import BERNOULLI, GAUSSIAN, POISSON
-from covey.models.law import Law
-from covey.models.linear import Linear, Noisy, generalised_linear
-from covey.models.model import Model, flat_size
-from covey.models.predictive import Categorical, Mixture, Predictive, mixture_of
+from covey.models import groups
+from covey.models.columns import Column, Roles, Slopes
+from covey.models.families import (
+    BERNOULLI,
+    BINOMIAL,
+    GAUSSIAN,
+    NEGATIVE_BINOMIAL,
+    POISSON,
+    Family,
+)
+from covey.models.mixed_model import MixedModel, averaged, from_mixed_predictive
+from covey.models.predictive import Normal, Predictive
+from covey.models.regression import Coefficients, Parameters, Regression, scale_of
 
-Slopes: TypeAlias = tuple[int | str, ...] | Literal["all"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Columns:
-    """Indices of columns, in a tree of parameters: a static part, without leaves."""
-
-    indices: tuple[int, ...] = field(metadata={"static": True})
-
-
-class NamedSlopes(NamedTuple):
-    """Shared parameters phi of a model whose `slopes` are names: its coefficients, and which
-    columns have these names.
-
-    A likelihood sees rows, which have no names: the columns are found when phi is made from the
-    data's Spec, and stay in phi as a static part that is not learned.
-
-    Attributes:
-        weight: Weight of each column.
-        bias: Intercept.
-        log_scale: Logarithm of the noise's standard deviation; None where it is not learned.
-        slopes: The columns with a random slope.
-    """
-
-    weight: Float[Array, " features"]
-    bias: Float[Array, ""]
-    log_scale: Float[Array, ""] | None
-    slopes: Columns
+__all__ = [
+    "MixedModel",
+    "averaged",
+    "from_mixed_predictive",
+    "mixed_binomial",
+    "mixed_linear",
+    "mixed_logistic",
+    "mixed_negative_binomial",
+    "mixed_poisson",
+    "own_parameters",
+]
 
 
-class MixedModel(NamedTuple):
-    """A likelihood p(y | x, phi, z) as pure functions: phi is shared, z is each client's own.
-
-    The law of the effects z belongs to the method, unless the model has its own.
-
-    Attributes:
-        name: Name in reports.
-        init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a
-            ValueError.
-        init_effects: (key, spec) -> z, a vector: the effects of a client without rows.
-        log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising
-            constants.
-        predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a
-            client with effects z.
-        log_prior: (phi) -> log p(phi) up to a constant; None is flat.
-        law: The law of the effects, whose parameters are then phi; None leaves it to the method.
-        describe: (phi, z) -> {name: value}: effects as users know them; None where z needs no
-            further description.
-        coefficients: (phi, z) -> {name: value}: all coefficients of a client with effects z, shared
-            ones too; None where they have no names.
-        axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x, and of
-            the `effects` z themselves.
-    """
-
-    name: str
-    init: Callable[[Key[Array, ""], Spec], PyTree]
-    init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]]
-    log_likelihood: Callable[[PyTree, Float[Array, " effects"], Rows], Float[Array, " rows"]]
-    predictive: Callable[
-        [PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive
-    ]
-    log_prior: Callable[[PyTree], Float[Array, ""]] | None = None
-    law: Law | None = None
-    describe: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
-    coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
-    axes: Callable[[Spec], dict[str, Axis]] | None = None
-
-
-def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedModel:
+def mixed_linear(
+    *,
+    scale: float | None = None,
+    slopes: Slopes = (),
+    offset: Column | None = None,
+    weights: Column | None = None,
+    groups: Column | None = None,
+) -> MixedModel:
     """Linear regression with a random intercept for each client, and random slopes.
 
         y = x'w + b + z_0 + sum_j z_j x_j + scale * noise,   noise ~ N(0, 1)
@@ -101,6 +56,14 @@ def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedMod
             it, starting from 1.
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
+        offset: Column that is added to the predictor as it is, by
+            name or index. It has no coefficient. Default: none.
+        weights: Column of prior weights above 0: the variance of a row is scale^2 / weight, as in
+            R's `lmer`. Default: none.
+        groups: Column with the group of each row, such as the ward within a hospital: groups have
+            random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
+            The group effects are integrated out in closed form. Rows are predicted as those
+            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome, for `fedpop`, `fedrep` and `fedper`.
@@ -118,10 +81,17 @@ def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedMod
         >>> model.axes(data.spec)["effects"].labels
         ('intercept', 'dose')
     """
-    return _generalised(generalised_linear("mixed_linear", GAUSSIAN, scale=scale), slopes)
+    roles = Roles(slopes, offset, weights, groups=groups)
+    return _generalised("mixed_linear", GAUSSIAN, roles, scale=scale)
 
 
-def mixed_logistic(*, slopes: Slopes = ()) -> MixedModel:
+def mixed_logistic(
+    *,
+    slopes: Slopes = (),
+    offset: Column | None = None,
+    weights: Column | None = None,
+    groups: Column | None = None,
+) -> MixedModel:
     """Logistic regression with a random intercept for each client, and random slopes.
 
         log p(1) - log p(0) = x'w + b + z_0 + sum_j z_j x_j
@@ -129,20 +99,79 @@ def mixed_logistic(*, slopes: Slopes = ()) -> MixedModel:
     Args:
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
+        offset: Column that is added to the predictor as it is, by
+            name or index. It has no coefficient. Default: none.
+        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        groups: Column with the group of each row, such as the ward within a hospital: groups have
+            random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
+            The group effects are integrated out by quadrature. Rows are predicted as those
+            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with two classes, for `fedpop`, `fedrep` and `fedper`.
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from covey.models import Linear
         >>> phi, z = Linear(jnp.array([1.0]), jnp.array(0.5)), jnp.array([-0.5])
         >>> mixed_logistic().predictive(phi, z, jnp.zeros((1, 1))).mean.tolist()
         [[0.5, 0.5]]
     """
-    return _generalised(generalised_linear("mixed_logistic", BERNOULLI), slopes)
+    return _generalised("mixed_logistic", BERNOULLI, Roles(slopes, offset, weights, groups=groups))
 
 
-def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
+def mixed_binomial(
+    *,
+    totals: Column,
+    slopes: Slopes = (),
+    offset: Column | None = None,
+    weights: Column | None = None,
+    groups: Column | None = None,
+) -> MixedModel:
+    """Binomial regression with a random intercept for each client, and random slopes.
+
+        y ~ Binomial(total, p),   log p - log(1 - p) = x'w + b + z_0 + sum_j z_j x_j
+
+    Args:
+        totals: Column with the number of trials of each row, by name or index; the outcome counts
+            the successes. It has no coefficient.
+        slopes: Columns with a random slope for each client, by name or index, or "all". Default:
+            none, a random intercept only.
+        offset: Column that is added to the predictor as it is, by
+            name or index. It has no coefficient. Default: none.
+        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        groups: Column with the group of each row, such as the ward within a hospital: groups have
+            random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
+            The group effects are integrated out by quadrature. Rows are predicted as those
+            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+
+    Returns:
+        A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
+        `fedper`. The log-likelihood of a row with more successes than trials is NaN.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> herd = np.array([[1.0, 14.0], [2.0, 12.0]]), np.array([2.0, 3.0])
+        >>> data = FederatedData.from_clients({"a": herd}, features=["period", "size"])
+        >>> model = mixed_binomial(totals="size")
+        >>> phi = model.init(jax.random.key(0), data.spec)
+        >>> model.predictive(phi, jnp.zeros(1), jnp.asarray(data.rows.x)).mean.tolist()
+        [7.0, 6.0]
+        >>> model.axes(data.spec)["weights"].labels
+        ('period',)
+    """
+    return _generalised("mixed_binomial", BINOMIAL, Roles(slopes, offset, weights, totals, groups))
+
+
+def mixed_poisson(
+    *,
+    slopes: Slopes = (),
+    offset: Column | None = None,
+    weights: Column | None = None,
+    groups: Column | None = None,
+) -> MixedModel:
     """Poisson regression with a random intercept for each client, and random slopes.
 
         log E[y] = x'w + b + z_0 + sum_j z_j x_j
@@ -150,6 +179,13 @@ def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
     Args:
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
+        offset: Column that is added to the predictor as it is, such as the logarithm of
+            the time at risk, by name or index. It has no coefficient. Default: none.
+        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        groups: Column with the group of each row, such as the ward within a hospital: groups have
+            random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
+            The group effects are integrated out by quadrature. Rows are predicted as those
+            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -157,16 +193,58 @@ def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from covey.models import Linear
         >>> phi, z = Linear(jnp.array([1.0]), jnp.array(0.5)), jnp.array([-0.5])
         >>> float(mixed_poisson().predictive(phi, z, jnp.zeros((1, 1))).mean[0])
         1.0
     """
-    return _generalised(generalised_linear("mixed_poisson", POISSON), slopes)
+    return _generalised("mixed_poisson", POISSON, Roles(slopes, offset, weights, groups=groups))
 
 
-def own_parameters(
-    phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"], slopes: Slopes = ()
-) -> Linear | Noisy:
+def mixed_negative_binomial(
+    *,
+    dispersion: float | None = None,
+    slopes: Slopes = (),
+    offset: Column | None = None,
+    weights: Column | None = None,
+    groups: Column | None = None,
+) -> MixedModel:
+    """Negative binomial regression with a random intercept for each client, and random slopes.
+
+        log E[y] = x'w + b + z_0 + sum_j z_j x_j,   var y = mu + mu^2 / dispersion
+
+    Args:
+        dispersion: The dispersion, theta of `glmer.nb`; smaller means more variance. Default: None,
+            which learns it, starting from 1.
+        slopes: Columns with a random slope for each client, by name or index, or "all". Default:
+            none, a random intercept only.
+        offset: Column that is added to the predictor as it is, such as the logarithm of
+            the time at risk, by name or index. It has no coefficient. Default: none.
+        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        groups: Column with the group of each row, such as the ward within a hospital: groups have
+            random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
+            The group effects are integrated out by quadrature. Rows are predicted as those
+            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+
+    Returns:
+        A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
+        `fedper`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> data = FederatedData.from_clients({"a": (np.eye(2), np.array([0.0, 7.0]))})
+        >>> model = mixed_negative_binomial()
+        >>> phi = model.init(jax.random.key(0), data.spec)
+        >>> float(model.coefficients(phi, jnp.zeros(1))["dispersion"])
+        1.0
+    """
+    roles = Roles(slopes, offset, weights, groups=groups)
+    return _generalised("mixed_negative_binomial", NEGATIVE_BINOMIAL, roles, scale=dispersion)
+
+
+def own_parameters(phi: Parameters, z: Float[Array, " effects"], slopes: Slopes = ()) -> Parameters:
     """The coefficients of a client with effects z.
 
     Where the effects have a mean of their own, as in FedPop, data identify only sums: the intercept
@@ -179,159 +257,140 @@ def own_parameters(
         slopes: The `slopes` of the model that phi belongs to.
 
     Returns:
-        Weights and intercept, and the noise where it is learned.
+        Parameters of the same kind, with the effects added to weights and intercept.
 
     Example:
         >>> import jax.numpy as jnp
+        >>> from covey.models import Linear
         >>> phi = Linear(jnp.array([1.0, 2.0]), jnp.array(0.0))
         >>> own_parameters(phi, jnp.array([0.5, -1.0]), slopes=(1,)).weight.tolist()
         [1.0, 1.0]
     """
-    weight, bias = phi.weight.at[_columns(phi, slopes)].add(z[1:]), phi.bias + z[0]
-    if isinstance(phi, Linear) or phi.log_scale is None:
-        return Linear(weight, bias)
-    return Noisy(weight, bias, phi.log_scale)
+    return phi._replace(
+        weight=phi.weight.at[_columns(phi, slopes)].add(z[1:]), bias=phi.bias + z[0]
+    )
 
 
-def averaged(
-    predictive: Callable[[Float[Array, " effects"]], Predictive],
-    draws: Float[Array, "draws effects"],
-) -> Categorical | Mixture:
-    """The predictive distribution of several draws: the mixture with one member per draw.
-
-    Args:
-        predictive: (z) -> the predictive distribution of some rows given the effects z.
-        draws: Draws of the effects, one per row.
-
-    Returns:
-        The mixture with equal weights; see `mixture_of`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> model, phi = mixed_poisson(), Linear(jnp.zeros(1), jnp.asarray(2.0))
-        >>> draws = jnp.array([[-1.0], [0.0], [1.0]])
-        >>> counts = averaged(lambda z: model.predictive(phi, z, jnp.zeros((1, 1))), draws)
-        >>> round(float(counts.mean[0]), 2), round(float(counts.variance[0]), 2)
-        (10.06, 63.91)
-    """
-    return mixture_of(jax.vmap(predictive)(draws))
-
-
-def _columns(phi: Linear | Noisy | NamedSlopes, slopes: Slopes) -> slice | Array:
+def _columns(phi: Parameters, slopes: Slopes) -> slice | Array:
+    """Which weights have a random slope."""
+    if isinstance(phi, Coefficients):
+        return jnp.array(phi.columns.slopes, int)
     if slopes == "all":
         return slice(None)
-    indices = phi.slopes.indices if isinstance(phi, NamedSlopes) else slopes
-    if any(isinstance(column, str) for column in indices):
+    if any(isinstance(column, str) for column in slopes):
         raise ValueError(
             f"slopes={slopes} are names, which these coefficients do not know; take phi from the "
             "model's own init"
         )
-    return jnp.array(indices, int)
+    return jnp.array(slopes, int)
 
 
-def _generalised(base: Model, slopes: Slopes) -> MixedModel:
-    """The generalised linear model `base` with random effects added to its coefficients."""
-    name = base.name
-    if slopes != "all" and len(set(slopes)) < len(slopes):
-        raise ValueError(f"{name}: slopes names a column twice: {slopes}")
-    by_name = slopes != "all" and any(isinstance(column, str) for column in slopes)
+def _generalised(
+    name: str, family: Family, roles: Roles, *, scale: float | None = None
+) -> MixedModel:
+    """The generalised linear regression of a family with random effects added to its
+    coefficients.
+    """
+    regression = Regression(name, family, scale, roles)
+    regression.check()
+    slopes = roles.slopes
 
-    def init(key: Key[Array, ""], spec: Spec) -> Linear | Noisy | NamedSlopes:
-        phi, columns = base.init(key, spec), Columns(_found(name, slopes, spec))
-        return (
-            NamedSlopes(phi.weight, phi.bias, getattr(phi, "log_scale", None), columns)
-            if by_name
-            else phi
-        )
+    def own(phi: Parameters, z: Float[Array, " effects"]) -> Parameters:
+        return own_parameters(phi, z, slopes)
 
     def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " effects"]:
-        return jnp.zeros(1 + len(_found(name, slopes, spec)))
-
-    def predictive(
-        phi: Linear | Noisy | NamedSlopes,
-        z: Float[Array, " effects"],
-        x: Shaped[Array, " rows *features"],
-    ) -> Predictive:
-        return base.predictive(own_parameters(phi, z, slopes), x)
-
-    def describe(
-        phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"]
-    ) -> dict[str, Array]:
-        own = own_parameters(phi, z, slopes)
-        personal = {"intercept": own.bias}
-        return (
-            personal
-            if not len(slopes)
-            else personal | {"slopes": own.weight[_columns(phi, slopes)]}
-        )
-
-    def coefficients(
-        phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"]
-    ) -> dict[str, Array]:
-        own = own_parameters(phi, z, slopes)
-        named = {"intercept": own.bias, "weights": own.weight}
-        return named | {"noise": jnp.exp(own.log_scale)} if isinstance(own, Noisy) else named
-
-    def axes(spec: Spec) -> dict[str, Axis]:
-        if spec.features is None:
-            return {}
-        own = tuple(spec.features[column] for column in _found(name, slopes, spec))
-        effects = Axis("effect", ("intercept", *own))
-        return {
-            "slopes": Axis("slope", own),
-            "weights": Axis("column", spec.features),
-            "effects": effects,
-        }
-
-    model = from_mixed_predictive(name, init, init_effects, predictive)
-    return model._replace(describe=describe, coefficients=coefficients, axes=axes)
-
-
-def _found(name: str, slopes: Slopes, spec: Spec) -> tuple[int, ...]:
-    """Indices of the columns of these rows that `slopes` gives."""
-    if slopes == "all":
-        return tuple(range(flat_size(spec)))
-    found = tuple(_index(name, column, spec) for column in slopes)
-    if len(set(found)) < len(found):
-        raise ValueError(f"{name}: slopes names a column twice: {slopes}")
-    return found
-
-
-def _index(name: str, column: int | str, spec: Spec) -> int:
-    if not isinstance(column, str):
-        if not 0 <= column < flat_size(spec):
-            raise ValueError(
-                f"{name}: slopes are columns 0 to {flat_size(spec) - 1} of these rows, got {column}"
-            )
-        return column
-    if spec.features is None:
-        raise ValueError(
-            f"{name}: slopes has the name {column!r}, but the columns of these data have no names; "
-            "give its index, or make the data with features="
-        )
-    if column not in spec.features:
-        raise ValueError(
-            f"{name}: slopes has {column!r}, but the columns of these data are "
-            f"{', '.join(spec.features)}"
-        )
-    return spec.features.index(column)
-
-
-def from_mixed_predictive(
-    name: str,
-    init: Callable[[Key[Array, ""], Spec], PyTree],
-    init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]],
-    predictive: Callable[
-        [PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Predictive
-    ],
-) -> MixedModel:
-    """The model whose log-likelihood is its predictive's log-probability: one formula for learning
-    and for scoring.
-    """
+        return jnp.zeros(1 + len(roles.find(name, spec).slopes))
 
     def log_likelihood(
-        phi: PyTree, z: Float[Array, " effects"], rows: Rows
+        phi: Parameters, z: Float[Array, " effects"], rows: Rows
     ) -> Float[Array, " rows"]:
-        return predictive(phi, z, rows.x).log_prob(rows.y)
+        if roles.groups is None:
+            return regression.log_likelihood(own(phi, z), rows)
+        return _grouped(regression, own(phi, z), rows)
 
-    return MixedModel(name, init, init_effects, log_likelihood, predictive)
+    def predictive(
+        phi: Parameters, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]
+    ) -> Predictive:
+        params = own(phi, z)
+        if roles.groups is None:
+            return regression.predictive(params, x)
+        return groups.unseen_group(
+            lambda at: regression.outcomes(params, at, x),
+            regression.predictor(params, x),
+            _grouping(regression, params, x)[1],
+        )
+
+    def describe(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
+        params = own(phi, z)
+        personal = {"intercept": params.bias}
+        if not len(slopes):
+            return personal
+        return personal | {"slopes": params.weight[_columns(phi, slopes)]}
+
+    def coefficients(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
+        params = own(phi, z)
+        named = {"intercept": params.bias, "weights": params.weight}
+        scales = {
+            "noise": scale_of(params, "log_scale"),
+            "dispersion": scale_of(params, "log_dispersion"),
+            "group_deviation": scale_of(params, "log_groups"),
+        }
+        return named | {called: value for called, value in scales.items() if value is not None}
+
+    def axes(spec: Spec) -> dict[str, Axis]:
+        labels = regression.labels(spec)
+        if labels is None:
+            return {}
+        own_slopes = tuple(labels[index] for index in roles.find(name, spec).slopes)
+        return {
+            "slopes": Axis("slope", own_slopes),
+            "weights": Axis("column", labels),
+            "effects": Axis("effect", ("intercept", *own_slopes)),
+        }
+
+    return MixedModel(
+        name,
+        regression.init,
+        init_effects,
+        log_likelihood,
+        predictive,
+        describe=describe,
+        coefficients=coefficients,
+        axes=axes,
+        groups=roles.groups,
+    )
+
+
+def _grouped(regression: Regression, params: Parameters, rows: Rows) -> Float[Array, " rows"]:
+    """The log-likelihood of rows in groups, the groups' effects integrated out; see `groups`."""
+    codes, tau = _grouping(regression, params, rows.x)
+    by_group = groups.groups_of(codes)
+    predictor = regression.predictor(params, rows.x)
+    outcomes = regression.outcomes(params, predictor, rows.x)
+    if isinstance(outcomes, Normal):
+        terms = groups.gaussian_terms(by_group, rows.y - outcomes.mean, outcomes.scale, tau)
+    else:
+        held = jax.lax.stop_gradient(params)
+        terms = groups.quadrature_terms(
+            by_group,
+            lambda at: regression.terms(params, at, rows),
+            lambda at: regression.terms(held, at, rows),
+            predictor,
+            tau,
+            groups.counted_rows(rows),
+        )
+    return jnp.where(regression.usable(params, rows.x), terms, jnp.nan)
+
+
+def _grouping(
+    regression: Regression, params: Parameters, x: Shaped[Array, " rows *features"]
+) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
+    """The group of each row, and the standard deviation of the groups' effects."""
+    codes = params.columns.values("groups", x) if isinstance(params, Coefficients) else None
+    tau = scale_of(params, "log_groups")
+    if codes is None or tau is None:
+        raise ValueError(
+            f"{regression.name}: these parameters do not know the column of the groups; take phi "
+            "from the model's own init"
+        )
+    return codes, tau

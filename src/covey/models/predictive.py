@@ -14,8 +14,28 @@ from jaxtyping import Array, Bool, Float, Integer, Real
 from scipy import special  # not scipy.stats, which takes a second to import
 
 from covey.core.metrics import Calibration, Mean, Metric
+from covey.models.predictive_counts import (
+    Binomial,
+    Interval,
+    NegativeBinomial,
+    Poisson,
+    Values,
+    interval_of,
+    measures_of,
+)
 
-Values: TypeAlias = Array | np.ndarray
+__all__ = [
+    "Binomial",
+    "Categorical",
+    "Interval",
+    "Mixture",
+    "NegativeBinomial",
+    "Normal",
+    "Poisson",
+    "Predictive",
+    "mixture_of",
+]
+
 _BISECTIONS = 45  # leave 3e-14 of the first bracket
 _ROUNDING = 1e-14  # of a sum of probabilities in double precision
 
@@ -115,6 +135,7 @@ class Normal(NamedTuple):
 
     mean: Float[Array, " rows *values"]
     scale: Float[Array, " rows *values"]
+    whole = False
 
     @property
     def variance(self) -> Float[Array, " rows *values"]:
@@ -134,65 +155,13 @@ class Normal(NamedTuple):
         mean, scale = np.asarray(self.mean, float), np.asarray(self.scale, float)
         return mean + scale * special.ndtri(probability)
 
-    def interval(self, probability: float = 0.9) -> "Interval":
+    def interval(self, probability: float = 0.9) -> Interval:
         """The equal-tailed interval that holds the outcome with this probability, by row."""
-        return _interval(self, probability)
+        return interval_of(self, probability)
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """nll, the mean negative log-density; mse, the mean squared error of the mean."""
-        return _measures(self, y, mask)
-
-
-class Poisson(NamedTuple):
-    """Predictive distribution of a count.
-
-    Attributes:
-        log_rate: Logarithm of the mean count, one value or several per row.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> counts = Poisson(jnp.log(jnp.array([4.0])))
-        >>> [float(end[0]) for end in counts.interval(0.9)]
-        [1.0, 8.0]
-    """
-
-    log_rate: Float[Array, " rows *values"]
-
-    @property
-    def mean(self) -> Float[Array, " rows *values"]:
-        """The rate."""
-        return jnp.exp(self.log_rate)
-
-    @property
-    def variance(self) -> Float[Array, " rows *values"]:
-        """The rate."""
-        return self.mean
-
-    def log_prob(self, y: Real[Array, " rows *values"]) -> Float[Array, " rows *values"]:
-        """The log-mass y log(rate) - rate - log(y!), finite also where the rate underflows to 0."""
-        return y * self.log_rate - self.mean - jax.lax.lgamma(y.astype(self.log_rate.dtype) + 1)
-
-    def cdf(self, y: Real[Values, " rows *values"]) -> Float[np.ndarray, " rows *values"]:
-        """The probability of a count of at most y."""
-        count = np.floor(np.asarray(y, float))
-        rate = np.exp(np.asarray(self.log_rate, float))
-        return np.where(count < 0, 0.0, special.pdtr(np.maximum(count, 0.0), rate))
-
-    def quantile(self, probability: float) -> Float[np.ndarray, " rows *values"]:
-        """The smallest count that the outcome stays at or below with at least this probability."""
-        rate = np.exp(np.asarray(self.log_rate, float))
-        # The continuous inverse may be one too high by rounding.
-        count = np.maximum(np.ceil(special.pdtrik(probability, rate)), 0.0)
-        before = np.maximum(count - 1, 0.0)
-        return np.where(special.pdtr(before, rate) >= probability, before, count)
-
-    def interval(self, probability: float = 0.9) -> "Interval":
-        """The equal-tailed interval of counts that holds at least this probability, by row."""
-        return _interval(self, probability)
-
-    def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
-        """nll, the mean negative log-mass; mse, the mean squared error of the rate."""
-        return _measures(self, y, mask)
+        return measures_of(self, y, mask)
 
 
 class Mixture(NamedTuple):
@@ -213,7 +182,7 @@ class Mixture(NamedTuple):
         4.645
     """
 
-    members: Normal | Poisson
+    members: Normal | Poisson | NegativeBinomial | Binomial
     weight: Float[Array, " rows *values members"]
 
     @property
@@ -252,7 +221,7 @@ class Mixture(NamedTuple):
                 np.max(each, axis=-1, where=counts, initial=-np.inf),
             )
         )
-        whole = isinstance(self.members, Poisson)
+        whole = self.members.whole
         low = low - 1.0 if whole else low  # below every member's quantile
         for _ in range(_BISECTIONS):
             middle = np.floor((low + high) / 2) if whole else (low + high) / 2
@@ -262,21 +231,20 @@ class Mixture(NamedTuple):
                 break
         return high
 
-    def interval(self, probability: float = 0.9) -> "Interval":
+    def interval(self, probability: float = 0.9) -> Interval:
         """The equal-tailed interval by row; for counts it holds at least this probability."""
-        return _interval(self, probability)
+        return interval_of(self, probability)
 
     def measures(self, y: Real[Array, " rows"], mask: Bool[Array, " rows"]) -> dict[str, Metric]:
         """nll, the mean negative log-density of the mixture; mse of its mean."""
-        return _measures(self, y, mask)
+        return measures_of(self, y, mask)
 
     def _average(self, values: Float[Array, " rows *values members"]) -> Array:
         """The weighted mean over members; those of weight zero may hold anything."""
         return jnp.sum(self.weight * jnp.where(self.weight > 0, values, 0.0), axis=-1)
 
 
-Predictive: TypeAlias = Categorical | Normal | Poisson | Mixture
-Interval: TypeAlias = tuple[Float[np.ndarray, " rows *values"], Float[np.ndarray, " rows *values"]]
+Predictive: TypeAlias = Categorical | Normal | Poisson | NegativeBinomial | Binomial | Mixture
 
 
 def mixture_of(
@@ -314,19 +282,3 @@ def mixture_of(
         flat = by_row._replace(weight=by_row.weight * each)
         return jax.tree.map(lambda leaf: leaf.reshape(*leaf.shape[:-2], -1), flat)
     return Mixture(by_row, jnp.broadcast_to(each, by_row.mean.shape))
-
-
-def _interval(predictive: Normal | Poisson | Mixture, probability: float) -> Interval:
-    if not 0 < probability < 1:
-        raise ValueError(f"probability must be between 0 and 1, e.g. 0.9, got {probability:g}")
-    tail = (1 - probability) / 2
-    return predictive.quantile(tail), predictive.quantile(1 - tail)
-
-
-def _measures(
-    predictive: Normal | Poisson | Mixture, y: Real[Array, " rows"], mask: Bool[Array, " rows"]
-) -> dict[str, Metric]:
-    return {
-        "nll": Mean.of(-predictive.log_prob(y), mask),
-        "mse": Mean.of(jnp.square(y - predictive.mean), mask),
-    }
