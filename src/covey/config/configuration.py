@@ -250,7 +250,7 @@ def build(configuration: Configuration) -> Parts:
     preparation = {key: value for key, value in options["data"].items() if key in _PREPARATION}
     loading = {key: value for key, value in options["data"].items() if key not in _PREPARATION}
     loaded = factories["data"](**loading)
-    data, unseen = prepare(loaded, seed=options["run"]["seed"], **preparation)
+    data, unseen = prepare(loaded, seed=options["run"].get("seed", 0), **preparation)
     if unseen is not None and not unseen.counts("test").any():
         raise ConfigurationError(
             "data.hold_out: the clients held out have no test rows to be judged on; set data.test, "
