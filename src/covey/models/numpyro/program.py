@@ -161,9 +161,9 @@ class Program(NamedTuple):
         if found is None:
             raise ValueError(
                 f"{self.name}: predictions are of one Bernoulli, Categorical, Normal, Poisson, "
-                f"negative binomial or binomial outcome per row, but the observed site "
-                f"{self.observed!r} is {type(unwrapped(site['fn'])).__name__} with log-densities of shape "
-                f"{log_prob(site).shape}; a method can learn from it, not predict it"
+                "negative binomial or binomial outcome per row, but the observed site "
+                f"{self.observed!r} is {type(unwrapped(site['fn'])).__name__} with log-densities "
+                f"of shape {log_prob(site).shape}; a method can learn from it, not predict it"
             )
         return found
 
