@@ -242,6 +242,10 @@ def test_bad_input(make, message):
             "an outcome is above its total: totals='n', client 'b', row 1 .from 0.",
         ),
         (
+            models.poisson(offset="gap"),
+            "an offset is missing: offset='gap', client 'a', row 1 .from 0.",
+        ),
+        (
             models.poisson(weights="w"),
             "a weight must be above 0: weights='w', client 'a', row 0 .from 0., and 1 more",
         ),
@@ -250,10 +254,12 @@ def test_bad_input(make, message):
 def test_rows_with_impossible_values_are_named(model, message):
     """Before the first round: the row would otherwise be left out of gradients without a word."""
     clients = {
-        "a": ([[1.0, 5.0, 0.0], [0.0, 3.0, 1.0]], [2.0, 3.0]),
-        "b": ([[1.0, 5.0, -1.0], [0.0, 3.0, 1.0]], [2.0, 4.0]),
+        "a": ([[1.0, 5.0, 0.0, 1.0], [0.0, 3.0, 1.0, np.nan]], [2.0, 3.0]),
+        "b": ([[1.0, 5.0, -1.0, 1.0], [0.0, 3.0, 1.0, 1.0]], [2.0, 4.0]),
     }
-    data = covey.FederatedData.from_clients(clients, features=["x", "n", "w"])
+    data = covey.FederatedData.from_clients(
+        clients, features=["x", "n", "w", "gap"], allow_missing=True
+    )
     with pytest.raises(ValueError, match=message):
         covey.run(covey.fedavg(model), data, rounds=1, seed=1, progress=False)
 

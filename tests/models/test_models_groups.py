@@ -186,6 +186,16 @@ def test_methods_with_minibatches_are_refused():
         covey.fedper(model)
 
 
+def test_codes_that_single_precision_merges_are_refused():
+    rows = np.array([[1.0, 20_000_001.0], [2.0, 20_000_002.0]]), np.array([0.0, 1.0])
+    data = covey.FederatedData.from_clients({"a": rows}, features=["x", "patient"])
+    method = covey.fedpop(models.mixed_poisson(groups="patient"), step_size=0.1)
+    with pytest.raises(
+        ValueError, match=r"must be below 16,777,216.* groups='patient', client 'a'"
+    ):
+        covey.run(method, data, rounds=1, seed=1, progress=False)
+
+
 def test_sums_within_groups():
     groups = groups_of(jnp.asarray(GROUPS))
     values = jnp.arange(1.0, 9.0)

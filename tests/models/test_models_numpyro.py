@@ -249,6 +249,16 @@ def observed(distribution, *columns):
             np.array([0.3, -2.0, 1.0], np.float32),
             None,
         ),
+        (
+            lambda eta: dist.NegativeBinomial2(jnp.exp(eta), 1.5),
+            np.array([0.0, 2.0, 5.0], np.float32),
+            None,
+        ),
+        (
+            lambda eta: dist.Binomial(7, logits=eta),
+            np.array([0.0, 2.0, 5.0], np.float32),
+            None,
+        ),
     ],
 )
 def test_predictions_score_as_the_model_does(distribution, y, classes):
@@ -594,7 +604,7 @@ def test_outcomes_that_are_learned_from_but_not_predicted():
     assert model.log_likelihood(params, Rows(x, jnp.zeros(4))).shape == (4,)
     with pytest.raises(
         ValueError,
-        match=r"one Bernoulli, Categorical, Normal or Poisson outcome per row, .*'y' is StudentT",
+        match=r"one Bernoulli, Categorical, Normal, Poisson, .* outcome per row, .*'y' is StudentT",
     ):
         model.predictive(params, x)
     pairs = spec_of(outcomes=(2,))

@@ -7,12 +7,10 @@ intercept, z_j to the weight of the j-th column in `slopes`,
     predictor = x'w + b + z_0 + sum_j z_j x_j.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from covey.core.shard import Axis, Rows, Spec
-from covey.models import groups
 from covey.models.columns import Column, Roles, Slopes
 from covey.models.families import (
     BERNOULLI,
@@ -23,7 +21,7 @@ from covey.models.families import (
     Family,
 )
 from covey.models.mixed_model import MixedModel, averaged, from_mixed_predictive
-from covey.models.predictive import Normal, Predictive
+from covey.models.predictive import Predictive
 from covey.models.regression import Coefficients, Parameters, Regression, scale_of
 
 __all__ = [
@@ -56,14 +54,14 @@ def mixed_linear(
             it, starting from 1.
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
-        offset: Column that is added to the predictor as it is, by
-            name or index. It has no coefficient. Default: none.
+        offset: Column that is added to the predictor as it is, by name or index. It has no
+            coefficient. Default: none.
         weights: Column of prior weights above 0: the variance of a row is scale^2 / weight, as in
             R's `lmer`. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
-            The group effects are integrated out in closed form. Rows are predicted as those
-            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+            Integrated out in closed form. Rows are predicted as those of unseen groups. Needs a
+            method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome, for `fedpop`, `fedrep` and `fedper`.
@@ -99,13 +97,13 @@ def mixed_logistic(
     Args:
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
-        offset: Column that is added to the predictor as it is, by
-            name or index. It has no coefficient. Default: none.
+        offset: Column that is added to the predictor as it is, by name or index. It has no
+            coefficient. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
-            The group effects are integrated out by quadrature. Rows are predicted as those
-            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+            Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
+            method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with two classes, for `fedpop`, `fedrep` and `fedper`.
@@ -137,13 +135,13 @@ def mixed_binomial(
             the successes. It has no coefficient.
         slopes: Columns with a random slope for each client, by name or index, or "all". Default:
             none, a random intercept only.
-        offset: Column that is added to the predictor as it is, by
-            name or index. It has no coefficient. Default: none.
+        offset: Column that is added to the predictor as it is, by name or index. It has no
+            coefficient. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
-            The group effects are integrated out by quadrature. Rows are predicted as those
-            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+            Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
+            method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -184,19 +182,25 @@ def mixed_poisson(
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
-            The group effects are integrated out by quadrature. Rows are predicted as those
-            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+            Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
+            method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
         `fedper`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.models import Linear
-        >>> phi, z = Linear(jnp.array([1.0]), jnp.array(0.5)), jnp.array([-0.5])
-        >>> float(mixed_poisson().predictive(phi, z, jnp.zeros((1, 1))).mean[0])
-        1.0
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> rows = np.array([[40.0, 3.0, 1.0], [60.0, 2.0, 2.0]]), np.array([4.0, 7.0])
+        >>> data = FederatedData.from_clients({"a": rows}, features=["age", "log_days", "ward"])
+        >>> model = mixed_poisson(offset="log_days", groups="ward")
+        >>> model.axes(data.spec)["weights"].labels
+        ('age',)
+        >>> phi = model.init(jax.random.key(0), data.spec)
+        >>> sorted(model.coefficients(phi, jnp.zeros(1)))
+        ['group_deviation', 'intercept', 'weights']
     """
     return _generalised("mixed_poisson", POISSON, Roles(slopes, offset, weights, groups=groups))
 
@@ -223,8 +227,8 @@ def mixed_negative_binomial(
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
-            The group effects are integrated out by quadrature. Rows are predicted as those
-            of unseen groups. Needs a method that sees all rows of a client at once. Default: none.
+            Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
+            method that sees all rows of a client at once. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -306,7 +310,7 @@ def _generalised(
     ) -> Float[Array, " rows"]:
         if roles.groups is None:
             return regression.log_likelihood(own(phi, z), rows)
-        return _grouped(regression, own(phi, z), rows)
+        return regression.grouped_log_likelihood(own(phi, z), rows)
 
     def predictive(
         phi: Parameters, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]
@@ -314,11 +318,7 @@ def _generalised(
         params = own(phi, z)
         if roles.groups is None:
             return regression.predictive(params, x)
-        return groups.unseen_group(
-            lambda at: regression.outcomes(params, at, x),
-            regression.predictor(params, x),
-            _grouping(regression, params, x)[1],
-        )
+        return regression.unseen_groups(params, x)
 
     def describe(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
         params = own(phi, z)
@@ -359,38 +359,3 @@ def _generalised(
         axes=axes,
         groups=roles.groups,
     )
-
-
-def _grouped(regression: Regression, params: Parameters, rows: Rows) -> Float[Array, " rows"]:
-    """The log-likelihood of rows in groups, the groups' effects integrated out; see `groups`."""
-    codes, tau = _grouping(regression, params, rows.x)
-    by_group = groups.groups_of(codes)
-    predictor = regression.predictor(params, rows.x)
-    outcomes = regression.outcomes(params, predictor, rows.x)
-    if isinstance(outcomes, Normal):
-        terms = groups.gaussian_terms(by_group, rows.y - outcomes.mean, outcomes.scale, tau)
-    else:
-        held = jax.lax.stop_gradient(params)
-        terms = groups.quadrature_terms(
-            by_group,
-            lambda at: regression.terms(params, at, rows),
-            lambda at: regression.terms(held, at, rows),
-            predictor,
-            tau,
-            groups.counted_rows(rows),
-        )
-    return jnp.where(regression.usable(params, rows.x), terms, jnp.nan)
-
-
-def _grouping(
-    regression: Regression, params: Parameters, x: Shaped[Array, " rows *features"]
-) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
-    """The group of each row, and the standard deviation of the groups' effects."""
-    codes = params.columns.values("groups", x) if isinstance(params, Coefficients) else None
-    tau = scale_of(params, "log_groups")
-    if codes is None or tau is None:
-        raise ValueError(
-            f"{regression.name}: these parameters do not know the column of the groups; take phi "
-            "from the model's own init"
-        )
-    return codes, tau

@@ -75,7 +75,8 @@ def from_function(
         init: (key, spec) -> params, a pytree of floating-point arrays; `spec` has the shapes of one
             row, see `covey.core.shard.Spec`.
         predictive: (params, x) -> the predictive distribution of the outcomes of the rows x: a
-            `Categorical`, `Normal`, `Poisson` or `Mixture` of `covey.models`.
+            `Categorical`, `Normal`, `Poisson`, `NegativeBinomial`, `Binomial` or `Mixture` of
+            `covey.models`.
         name: Name in reports.
 
     Returns:

@@ -2,12 +2,16 @@
 and log-likelihood of a family of outcomes.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Key, Shaped
 
 from covey.core.shard import Axis, Rows, Spec
+from covey.models import groups
 from covey.models.columns import NO_ROLES, Columns, Roles
 from covey.models.families import Family, Given
 from covey.models.model import flat, flat_size
@@ -149,20 +153,58 @@ class Regression(NamedTuple):
         scale = self.scale if learned is None else learned
         return self.family.predictive(predictor, Given(scale, totals, self._weights(params, x)))
 
+    def grouped_log_likelihood(self, params: Parameters, rows: Rows) -> Float[Array, " rows"]:
+        """The log-likelihood of rows in groups, the effects of the groups integrated out. Terms add
+        up over whole groups, see `covey.models.groups`.
+        """
+        codes, tau = self._grouping(params, rows.x)
+        by_group, predictor = groups.groups_of(codes), self.predictor(params, rows.x)
+        outcomes = self.outcomes(params, predictor, rows.x)
+        if isinstance(outcomes, Normal):
+            terms = groups.gaussian_terms(by_group, rows.y - outcomes.mean, outcomes.scale, tau)
+        else:
+            held = jax.lax.stop_gradient(params)
+            terms = groups.quadrature_terms(
+                by_group,
+                lambda at: self.terms(params, at, rows),
+                lambda at: self.terms(held, at, rows),
+                predictor,
+                tau,
+                groups.counted_rows(rows),
+            )
+        return jnp.where(self.usable(params, rows.x), terms, jnp.nan)
+
+    def unseen_groups(self, params: Parameters, x: Shaped[Array, " rows *features"]) -> Predictive:
+        """The distribution of the outcomes of rows of unseen groups."""
+        _, tau = self._grouping(params, x)
+        return groups.unseen_group(
+            lambda at: self.outcomes(params, at, x), self.predictor(params, x), tau
+        )
+
     def labels(self, spec: Spec) -> tuple[str, ...] | None:
         """Names of the columns with a weight; None where columns have no names."""
         if spec.features is None or not self.roles.special:
             return spec.features
         return tuple(spec.features[index] for index in self.roles.find(self.name, spec).design)
 
+    def _grouping(
+        self, params: Parameters, x: Array
+    ) -> tuple[Float[Array, " rows"], Float[Array, ""]]:
+        """The group of each row, and the standard deviation of the groups' effects."""
+        codes = params.columns.values("groups", x) if isinstance(params, Coefficients) else None
+        tau = scale_of(params, "log_groups")
+        if codes is None or tau is None:
+            raise ValueError(
+                f"{self.name}: these parameters do not know the column of the groups; take phi "
+                "from the model's own init"
+            )
+        return codes, tau
+
     def _check_rows(self, columns: Columns, spec: Spec) -> None:
         """Raise a ValueError for rows with impossible weights or totals, where rows are at hand."""
         if spec.first_row is None:
             return
-        for role, is_wrong, what in (
-            ("weights", lambda values, y: ~(values > 0), "a weight must be above 0"),
-            ("totals", lambda values, y: ~(values >= y), "an outcome is above its total"),
-        ):
+        for role, (is_wrong, what) in _IMPOSSIBLE.items():
             index = getattr(columns, role)
             if index is None:
                 continue
@@ -190,6 +232,18 @@ class Regression(NamedTuple):
         """Which rows have a prior weight above 0."""
         found = params.columns.values("weights", x) if isinstance(params, Coefficients) else None
         return jnp.bool_(True) if found is None else found > 0
+
+
+# What no row may have in a column of a role: (its values, outcomes) -> which rows, and in words.
+_IMPOSSIBLE: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], str]] = {
+    "offset": (lambda values, y: np.isnan(values), "an offset is missing"),
+    "weights": (lambda values, y: ~(values > 0), "a weight must be above 0"),
+    "totals": (lambda values, y: ~(values >= y), "an outcome is above its total"),
+    "groups": (
+        lambda values, y: ~(np.abs(values) < 2**24),
+        "codes of groups must be below 16,777,216, beyond which single precision merges them",
+    ),
+}
 
 
 def scale_of(

@@ -12,7 +12,14 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed, substitute, trace
 
 from covey.core.shard import Axis, Rows, Spec
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import (
+    Binomial,
+    Categorical,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Predictive,
+)
 
 Site: TypeAlias = Mapping[str, Any]  # what NumPyro records of one statement
 Trace: TypeAlias = Mapping[str, Site]
@@ -153,10 +160,10 @@ class Program(NamedTuple):
         found = predictive_of(site, x.shape[0])
         if found is None:
             raise ValueError(
-                f"{self.name}: predictions are of one Bernoulli, Categorical, Normal or Poisson "
-                f"outcome per row, but the observed site {self.observed!r} is "
-                f"{type(unwrapped(site['fn'])).__name__} with log-densities of shape "
-                f"{log_prob(site).shape}; a method can learn from it, not predict it"
+                f"{self.name}: predictions are of one Bernoulli, Categorical, Normal, Poisson, "
+                "negative binomial or binomial outcome per row, but the observed site "
+                f"{self.observed!r} is {type(unwrapped(site['fn'])).__name__} with log-densities "
+                f"of shape {log_prob(site).shape}; a method can learn from it, not predict it"
             )
         return found
 
@@ -201,6 +208,12 @@ def predictive_of(site: Site, rows: int) -> Predictive | None:
         return Poisson(
             jnp.log(jnp.maximum(rate, jnp.finfo(rate).tiny))
         )  # a rate of zero has no logarithm
+    if issubclass(kind, dist.GammaPoisson):  # negative binomials too
+        return NegativeBinomial(
+            by_row(jnp.log(base.concentration) - jnp.log(base.rate)), by_row(base.concentration)
+        )
+    if issubclass(kind, (dist.BinomialProbs, dist.BinomialLogits)):
+        return Binomial(by_row(base.logits), by_row(base.total_count))
     return None
 
 
