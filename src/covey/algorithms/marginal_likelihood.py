@@ -1,0 +1,248 @@
+"""A client's term of the marginal likelihood: values, derivatives, and draws of its effects.
+
+Everything here is computed in double precision and returned in the run's own; see
+`kernels.precision`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from covey.algorithms.marginal_parameters import Coordinates, Theta, named
+from covey.core.algorithm import Empty
+from covey.core.shard import Batch, Rows, Shard, all_rows
+from covey.kernels import linear_gaussian
+from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, marginal_jet
+from covey.models.mixed import MixedModel
+from covey.models.predictive import Normal
+
+NODES = {1: 9, 2: 7, 3: 5}  # quadrature nodes per effect by the number of effects; beyond, Laplace
+_BATCH = 32  # points of theta at which a client's likelihood is computed side by side
+
+
+class Term(NamedTuple):
+    """A client's log marginal likelihood as a function of the flattened theta.
+
+    Attributes:
+        jet: (theta) -> value, gradient and Hessian.
+        value: (theta) -> the value.
+        information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
+            the likelihood is not linear and Gaussian.
+        given: (theta) -> ((b) -> log p(D | theta, b)), b the standardised effects.
+    """
+
+    jet: Callable[[Float[Array, " k"]], Jet]
+    value: Callable[[Float[Array, " k"]], Float[Array, ""]]
+    information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
+    given: Callable[[Float[Array, " k"]], Callable[[Float[Array, " q"]], Float[Array, ""]]]
+
+
+class Information(NamedTuple):
+    """X'V^-1 X in a well-conditioned basis, and its first and second derivatives by the parameters
+    of V.
+    """
+
+    value: Float[Array, "p p"]
+    first: Float[Array, "p p m"]
+    second: Float[Array, "p p m m"]
+
+
+def client_rows(data: Shard) -> Batch:
+    """The client's rows. Those beyond its own are zeros, whatever else lies there."""
+    batch = all_rows(data)
+
+    def cleared(leaf):
+        mask = batch.mask.reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(mask, leaf, jnp.zeros((), leaf.dtype))
+
+    return Batch(jax.tree.map(cleared, batch.rows), batch.mask)
+
+
+def client_term(
+    model: MixedModel,
+    coordinates: Coordinates,
+    nodes: int | None,
+    theta: Theta,
+    unit: Float[Array, " q"],
+    batch: Batch,
+) -> Term:
+    """A client's term.
+
+    Args:
+        model: The model.
+        coordinates: How the covariance of the effects is written.
+        nodes: Quadrature nodes per effect; None chooses by the number of effects.
+        theta: Any value of the parameters; for a linear Gaussian model, the reference.
+        unit: Of each effect.
+        batch: The client's rows.
+
+    Returns:
+        The term. A likelihood that is linear in coefficients and effects and Gaussian is integrated
+        in closed form from cross products of the rows, any other by quadrature.
+    """
+    effects = len(unit)
+    flat, unravel = ravel_pytree(theta)
+    chosen = NODES.get(effects, 1) if nodes is None else nodes
+
+    def log_likelihood(at, b):
+        here = unravel(at)
+        z = coordinates.root(here.root, unit) @ b if effects else b
+        terms = model.log_likelihood(here.phi, z, batch.rows)
+        return jnp.sum(jnp.where(batch.mask, terms, 0.0))
+
+    def given(at):
+        return lambda b: log_likelihood(at, b)
+
+    if is_linear_gaussian(model, theta.phi, effects, batch.rows):
+        value, information = _closed_form(model, coordinates, flat, unravel, unit, batch)
+        return Term(lambda at: jet(value, at), value, information, given)
+    return Term(
+        lambda at: marginal_jet(log_likelihood, at, effects=effects, nodes=chosen),
+        lambda at: log_marginal(log_likelihood, at, effects=effects, nodes=chosen),
+        None,
+        given,
+    )
+
+
+def _closed_form(model, coordinates, flat, unravel, unit, batch):
+    """The value of a linear Gaussian likelihood, and X'V^-1 X, from cross products."""
+    rows, start = batch.rows, unravel(flat)
+    shared, build = ravel_pytree(start.phi)
+    none = jnp.zeros(len(unit), flat.dtype)
+
+    def mean(phi, z):
+        return model.predictive(build(phi), z, rows.x).mean
+
+    def log_scale(phi):
+        return jnp.log(model.predictive(build(phi), none, rows.x[:1]).scale[0])
+
+    x, z = jax.jacfwd(mean, argnums=(0, 1))(shared, none)
+    of = linear_gaussian.cross_products(x, z, rows.y - mean(shared, none), batch.mask)
+
+    def parts(at):
+        phi, entries = at[: len(shared)], at[len(shared) :]
+        root = coordinates.root(entries, unit) if len(unit) else jnp.zeros((0, 0), at.dtype)
+        return phi, root, log_scale(phi)
+
+    def value(at):
+        phi, root, scale = parts(at)
+        return linear_gaussian.log_likelihood(of, phi - shared, root, scale)
+
+    def information(at):
+        _, root, scale = parts(at)
+        return linear_gaussian.information(of, root, scale)
+
+    return value, information
+
+
+def information_jet(
+    term: Term, theta: Theta, flat: Float[Array, " k"], basis: Float[Array, "p p"]
+) -> Information:
+    """X'V^-1 X with its derivatives by the noise and the covariance of the effects, for REML.
+
+    Args:
+        term: The client's term.
+        theta: The parameters as a tree, for their structure.
+        flat: The parameters.
+        basis: Columns that make X well conditioned.
+
+    Returns:
+        The information.
+    """
+    assert term.information is not None
+    information, (beta, others) = term.information, coefficients_of(theta)
+
+    def of(values):
+        return basis.T @ information(flat.at[others].set(values))[np.ix_(beta, beta)] @ basis
+
+    at = flat[others]
+    first = jax.jacfwd(of)
+    return Information(of(at), first(at), jax.jacfwd(first)(at))
+
+
+def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of the coefficients beta in the flattened theta, and those of all others."""
+    noise = named(theta.phi, "log_scale")
+    other = np.concatenate([noise, np.ones(np.size(theta.root), bool)])
+    return np.flatnonzero(~other), np.flatnonzero(other)
+
+
+def gains(
+    model: MixedModel,
+    coordinates: Coordinates,
+    nodes: int | None,
+    theta: Theta,
+    unit: Float[Array, " q"],
+    points: Float[Array, "points k"],
+    batch: Batch,
+) -> Float[Array, " points"]:
+    """The client's log marginal likelihood at some points minus that at theta."""
+    term = client_term(model, coordinates, nodes, theta, unit, batch)
+    here = term.value(ravel_pytree(theta)[0])
+    size = min(_BATCH, len(points))
+    return jax.lax.map(lambda at: term.value(at) - here, points, batch_size=size)
+
+
+def draws_of_effects(
+    model: MixedModel,
+    coordinates: Coordinates,
+    theta: Theta,
+    unit: Float[Array, " q"],
+    keys: Key[Array, " draws"],
+    points: Float[Array, "draws k"],
+    batch: Batch,
+) -> Float[Array, "draws q"]:
+    """Draws of a client's effects z given its rows, one for each point of theta."""
+    effects, (_, unravel) = len(unit), ravel_pytree(theta)
+    term = client_term(model, coordinates, 1, theta, unit, batch)
+
+    def one(pair):
+        key, at = pair
+        b = draw_effects(key, term.given(at), effects, at.dtype)
+        return coordinates.root(unravel(at).root, unit) @ b
+
+    return jax.lax.map(one, (keys, points), batch_size=min(_BATCH, len(points)))
+
+
+def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows) -> bool:
+    """Whether outcomes are Gaussian with a mean that is linear in the coefficients and effects and
+    one noise for all rows.
+
+    Found out by trying: the mean of the sum of two random parameters must be the sum of means.
+    """
+    flat, unravel = ravel_pytree(phi)
+    random = np.random.default_rng(0)
+
+    def shape_of(v, z, x):
+        return model.predictive(unravel(v), z, x)
+
+    try:
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), rows)
+        shape = jax.eval_shape(shape_of, flat, jnp.zeros(effects, flat.dtype), one.x)
+    except (ValueError, TypeError):  # it predicts nothing
+        return False
+    if not isinstance(shape, Normal) or shape.mean.shape != (3,):
+        return False
+    with jax.ensure_compile_time_eval():
+        x = jax.tree.map(
+            lambda leaf: jnp.asarray(random.normal(size=leaf.shape)).astype(leaf.dtype), one.x
+        )
+
+        def at(v, z):
+            dtype = flat.dtype
+            return model.predictive(unravel(jnp.asarray(v, dtype)), jnp.asarray(z, dtype), x)
+
+        def drawn():
+            return random.normal(size=flat.size) / 2, random.normal(size=effects) / 2
+
+        (v, z), (w, u) = drawn(), drawn()
+        together, first, second, none = at(v + w, z + u), at(v, z), at(w, u), at(0 * v, 0 * z)
+        bent = together.mean - first.mean - second.mean + none.mean
+        linear = np.allclose(bent, 0, atol=1e-4 * float(np.max(np.abs(together.mean)) + 1))
+        plain = np.allclose(first.scale, first.scale[0], rtol=1e-6)
+        return bool(linear and plain and np.allclose(at(v, u).scale, first.scale, rtol=1e-6))
