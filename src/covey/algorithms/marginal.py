@@ -21,6 +21,7 @@ from covey.algorithms.marginal_likelihood import (
     draws_of_effects,
     information_jet,
     is_linear_gaussian,
+    jet_and_gain,
 )
 from covey.algorithms.marginal_parameters import (
     Coordinates,
@@ -239,7 +240,7 @@ def _init(settings: Settings, key, spec: Spec) -> State:
         phi=phi,
         climb=begin(flat, jnp.eye(flat.size, dtype=flat.dtype)),
         unit=jnp.ones(len(effects)),
-        scales=Scales(jnp.full(shared, jnp.inf), jnp.ones(len(effects))),
+        scales=Scales(jnp.full(shared, jnp.inf, flat.dtype), jnp.ones(len(effects))),
         variance=jnp.ones(shared),
         value=unknown,
         restriction=jnp.zeros(()),
@@ -303,13 +304,13 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
         settings.model, settings.coordinates, settings.nodes, down.trial, down.unit, batch
     )
     (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
-    found = term.jet(trial)
+    found, gain = jet_and_gain(term, trial, point)
     information: Information | Empty = Empty()
     if isinstance(down.basis, jax.Array):
         information = information_jet(term, down.trial, trial, down.basis)
     up = Up(
         found.value,
-        found.value - term.value(point),
+        gain,
         jnp.sum(batch.mask, dtype=float),
         down.frame.T @ found.gradient,
         down.frame.T @ found.hessian @ down.frame,
@@ -402,9 +403,7 @@ def _log_prior_at(settings: Settings, state: State, flat: Float[Array, " k"]) ->
     return log_prior(model, coordinates, settings.prior, theta, state.unit, state.scales)
 
 
-def _restriction(
-    theta: Theta, basis: Array | Empty, of: Information | Empty, size: int
-) -> Jet:
+def _restriction(theta: Theta, basis: Array | Empty, of: Information | Empty, size: int) -> Jet:
     """-1/2 log det X'V^-1 X + p/2 log 2 pi, with derivatives: what REML adds."""
     zero = Jet(jnp.zeros(()), jnp.zeros(size), jnp.zeros((size, size)))
     if isinstance(of, Empty) or isinstance(basis, Empty):
@@ -478,9 +477,9 @@ def _client_draws(
     describe = settings.model.describe
     if describe is None:
         return pairs.effects
-    return jax.vmap(
-        lambda flat, z: describe(theta_of(state, settings.coordinates, flat).phi, z)
-    )(pairs.theta, pairs.effects)
+    return jax.vmap(lambda flat, z: describe(theta_of(state, settings.coordinates, flat).phi, z))(
+        pairs.theta, pairs.effects
+    )
 
 
 def _check_options(

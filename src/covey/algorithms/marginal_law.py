@@ -1,3 +1,357 @@
-from typing import NamedTuple
-def fit_law(settings, state, spec, ask): return state
-def draw_law(key, law, count): return law
+"""The distribution of the parameters of a marginal likelihood: estimates, standard errors, draws."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from covey.algorithms.marginal_likelihood import client_rows, coefficients_of, gains
+from covey.algorithms.marginal_parameters import described, labels_of
+from covey.algorithms.marginal_prior import log_prior
+from covey.algorithms.marginal_state import Settings, State, at_zero, spread_of, theta_of
+from covey.core.algorithm import Ask
+from covey.core.shard import Spec
+from covey.kernels.importance import HIGHEST_K, Weighted, importance_sample, systematic
+from covey.kernels.precision import in_double
+from covey.models.predictive import Normal
+
+_LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
+_RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
+
+
+class Law(NamedTuple):
+    """The distribution of the parameters of a marginal likelihood.
+
+    Attributes:
+        estimate: "ml", "reml" or "posterior".
+        point: The maximum, flattened.
+        spread: S, with S S' the inverse of the negative Hessian there.
+        describe: (flattened parameters) -> the parameters as users know them.
+        names: Names of the described values, one per number.
+        fixed: Names of the coefficients beta and how often each occurs, to compare models by.
+        unknown: Names of described values that the data do not determine.
+        zero: Names of deviations of effects that are estimated as 0.
+        log_likelihood: The marginal log-likelihood at the maximum; that of REML for "reml".
+        parameters: Number of parameters.
+        rows: Number of training rows.
+        settled: Whether the maximum was found.
+        sample: The weighted points of the posterior; None for "ml" and "reml".
+    """
+
+    estimate: str
+    point: Float[np.ndarray, " k"]
+    spread: Float[np.ndarray, "k k"]
+    describe: Callable[[Float[Array, " k"]], dict[str, Array]]
+    names: tuple[str, ...]
+    coefficients: int
+    unknown: tuple[str, ...]
+    zero: tuple[str, ...]
+    log_likelihood: float
+    parameters: int
+    rows: int
+    settled: bool
+    sample: Weighted | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Law({self.estimate}, {self.parameters} parameters, "
+            f"log-likelihood {self.log_likelihood:.2f})"
+        )
+
+    @property
+    def aic(self) -> float:
+        """Akaike's information criterion, -2 log-likelihood + 2 parameters."""
+        return 2 * self.parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """The Bayesian information criterion, -2 log-likelihood + log(rows) parameters."""
+        return float(np.log(self.rows) * self.parameters - 2 * self.log_likelihood)
+
+    @property
+    def k_hat(self) -> float | None:
+        """How reliable the weights of the posterior's points are: up to 0.7; None without any."""
+        return None if self.sample is None else self.sample.k_hat
+
+    def points(self, key: Key[Array, ""], count: int) -> Float[np.ndarray, "count k"]:
+        """Draws of the flattened parameters."""
+        random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        if self.sample is None:
+            return self.point + random.standard_normal((count, len(self.point))) @ self.spread.T
+        return self.sample.points[systematic(random, self.sample.weights, count)]
+
+    def table(self, *, probability: float = 0.95) -> pd.DataFrame:
+        """Estimates with standard errors and intervals, one row per parameter.
+
+        Args:
+            probability: Probability of the intervals.
+
+        Returns:
+            For "ml" and "reml": `estimate`, `se`, `lower` and `upper`. Intervals are Gaussian for
+            coefficients, for logarithms of standard deviations, and for Fisher's z of correlations.
+            For "posterior": `mean`, `sd` and quantiles of the posterior. NaN where the data do not
+            determine a parameter.
+        """
+        from scipy.stats import norm
+
+        if self.sample is not None:
+            return self._posterior_table(probability)
+        point, flatten = jnp.asarray(self.point), self._flatten
+        estimate = np.asarray(flatten(point), float)
+        jacobian = np.asarray(jax.jacobian(flatten)(point), float)
+        se = np.sqrt(np.sum((jacobian @ self.spread) ** 2, axis=1))
+        width = norm.ppf(0.5 + probability / 2)
+        kind = np.array([name.partition("[")[0] for name in self.names])
+        there, back, slope = _curves(kind, estimate)
+        with np.errstate(all="ignore"):
+            lower, upper = (back(there + side * width * se * slope) for side in (-1, 1))
+        table = pd.DataFrame(
+            {"estimate": estimate, "se": se, "lower": lower, "upper": upper},
+            index=pd.Index(self.names, name="parameter"),
+        )
+        table.loc[[*self.unknown, *self.zero], ["se", "lower", "upper"]] = np.nan
+        table.loc[list(self.unknown), "estimate"] = np.nan
+        return table
+
+    def _posterior_table(self, probability: float) -> pd.DataFrame:
+        assert self.sample is not None
+        values = np.asarray(jax.vmap(self._flatten)(jnp.asarray(self.sample.points)), float)
+        weights = self.sample.weights
+        mean = weights @ values
+        ends = []
+        for side in ((1 - probability) / 2, (1 + probability) / 2):
+            order = np.argsort(values, axis=0)
+            below = np.cumsum(weights[order], axis=0)
+            index = np.argmax(below >= side, axis=0)
+            ends.append(np.take_along_axis(values, order, 0)[index, np.arange(len(mean))])
+        sd = np.sqrt(weights @ (values - mean) ** 2)
+        columns = {"mean": mean, "sd": sd, "lower": ends[0], "upper": ends[1]}
+        return pd.DataFrame(columns, index=pd.Index(self.names, name="parameter"))
+
+    def _flatten(self, flat: Float[Array, " k"]) -> Float[Array, " values"]:
+        found = self.describe(flat)
+        return jnp.concatenate([jnp.reshape(found[name], -1) for name in found])
+
+
+def fit_law(settings: Settings, state: State, spec: Spec, ask: Ask) -> Law:
+    """The distribution of the parameters, with warnings where the data do not determine them.
+
+    Args:
+        settings: Those of the method.
+        state: The published state.
+        spec: Shapes and names of the rows.
+        ask: The sum of a statistic over all clients, one round each time.
+
+    Returns:
+        The law.
+    """
+    if int(state.round) < 2:
+        raise ValueError(
+            "marginal needs two rounds before there is anything to report; run more rounds"
+        )
+    law = _at_maximum(settings, state, spec)
+    _warn(settings, state, spec, law)
+    if settings.estimate != "posterior":
+        return law
+    if law.unknown:
+        raise ValueError(
+            f"marginal: there is no posterior, the data do not determine {_some(law.unknown)}; "
+            "leave a column out, or give prior= a standard deviation of the weights"
+        )
+    return law._replace(sample=_posterior(settings, state, law, ask))
+
+
+def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
+    """Draws of the parameters as users know them; NaN where the data do not determine one."""
+    drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
+    bad = np.isin(law.names, law.unknown)
+    sizes = {name: int(np.prod(leaf.shape[1:])) for name, leaf in drawn.items()}
+    ends = np.cumsum(list(sizes.values()))[:-1]
+    masks = dict(zip(sizes, np.split(bad, ends), strict=True))
+    return {
+        name: jnp.where(masks[name].reshape(leaf.shape[1:]), jnp.nan, leaf)
+        for name, leaf in drawn.items()
+    }
+
+
+def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
+    coordinates, unit = settings.coordinates, state.unit
+
+    def describe(flat):
+        theta = theta_of(state, coordinates, flat.astype(state.climb.point.dtype))
+        return described(settings.model, coordinates, theta, unit)
+
+    found = describe(state.climb.point)
+    names = _names(found, labels_of(settings.model, spec))
+    spread = np.asarray(spread_of(state, coordinates), float)
+    law = Law(
+        estimate=settings.estimate,
+        point=np.asarray(state.climb.point, float),
+        spread=spread,
+        describe=describe,
+        names=names,
+        coefficients=len(coefficients_of(theta_of(state, coordinates, state.climb.point))[0]),
+        unknown=(),
+        zero=(),
+        log_likelihood=float(state.log_likelihood),
+        parameters=len(spread),
+        rows=int(state.rows),
+        settled=bool(state.settled),
+    )
+    jacobian = np.asarray(jax.jacobian(law._flatten)(state.climb.point), float)
+    curvature, axes = np.linalg.eigh(np.asarray(state.climb.curvature, float))
+    flat = np.asarray(state.climb.frame, float) @ axes[:, curvature <= 0.5]
+    with np.errstate(invalid="ignore"):
+        moved = np.abs(jacobian @ flat).max(1, initial=0.0)
+        known = np.sqrt(np.sum((jacobian @ spread) ** 2, axis=1))
+        loose = ~(moved <= _LOOSE * known) & (moved != 0)
+    values = np.asarray(law._flatten(state.climb.point))
+    zero = at_zero(state, coordinates)[-coordinates.size(len(unit)) :] if len(unit) else None
+    none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
+    return law._replace(
+        unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
+    )
+
+
+def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
+    """Names of the deviations that are 0: not those of effects that depend on another one."""
+    largest = max(float(np.max(np.asarray(found["sd"]))), 1e-30)
+    own = zero[coordinates.diagonal(len(found["sd"]))]
+    small = np.asarray(found["sd"]) < 1e-2 * largest if len(own) > 1 else np.ones(1, bool)
+    labels = [name for name in names if name.partition("[")[0] == "sd"]
+    return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
+
+
+def _names(found: dict[str, Array], axes: dict[str, Any]) -> tuple[str, ...]:
+    """A name for each number of what is described."""
+    names = []
+    for name, value in found.items():
+        labels = [range(size) for size in value.shape]
+        if name in axes and value.shape and len(axes[name].labels) == value.shape[0]:
+            labels[0] = axes[name].labels
+        index = np.ndindex(value.shape)
+        names += [
+            name + (f"[{', '.join(str(labels[a][i]) for a, i in enumerate(at))}]" if at else "")
+            for at in index
+        ]
+    return tuple(names)
+
+
+def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted:
+    """Weighted points of the posterior."""
+    theta = theta_of(state, settings.coordinates, state.climb.point)
+
+    def log_prior_at(flat):
+        at = theta_of(state, settings.coordinates, flat.astype(state.climb.point.dtype))
+        where = (settings.model, settings.coordinates, settings.prior)
+        return log_prior(*where, at, state.unit, state.scales)
+
+    def log_density(points):
+        def term(theta, unit, batch):
+            where = (settings.model, settings.coordinates, settings.nodes)
+            return gains(*where, theta, unit, jnp.asarray(points), batch)
+
+        total = ask(lambda key, data: in_double(term)(theta, state.unit, client_rows(data)))
+        prior = jax.jit(jax.vmap(log_prior_at))(jnp.asarray(points, float))
+        return np.asarray(total, float) + np.asarray(prior, float)
+
+    sample = importance_sample(
+        log_density,
+        law.point,
+        law.spread @ law.spread.T,
+        draws=settings.draws,
+        seed=int(state.seed),
+    )
+    if sample.k_hat > HIGHEST_K:
+        warnings.warn(
+            f"marginal: the importance weights of the posterior are not reliable (k-hat "
+            f"{sample.k_hat:.2f}, above {HIGHEST_K}; {sample.effective:.0f} effective draws of "
+            f"{len(sample.points)}): the posterior is far from a Student t distribution in some "
+            "direction, and intervals of it may be too short. Raise draws=, give a more "
+            "informative prior=, or sample it with fald (a model without effects) or fedpop",
+            stacklevel=2,
+        )
+    return sample
+
+
+def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
+    if not law.settled:
+        warnings.warn(
+            f"marginal has not found the maximum after {int(state.round)} rounds; run more, e.g. "
+            "run.advance(10), and look at run.metrics",
+            stacklevel=3,
+        )
+    for name in _runaways(settings, state, spec):
+        warnings.warn(
+            f"marginal: {name} runs away, and its standard error with it: the data are separated, "
+            "some columns predict the outcome without error, and there is no finite estimate. "
+            "Give prior= a standard deviation of the weights, e.g. prior=2.5 for columns of "
+            "standard deviation 1",
+            stacklevel=3,
+        )
+    if law.unknown:
+        warnings.warn(
+            f"marginal: the data do not determine {_some(law.unknown)}: these columns are "
+            "collinear, or two deviations of effects cannot be told apart. Leave one out, or give "
+            "prior= a standard deviation of the weights; until then they are NaN",
+            stacklevel=3,
+        )
+    for name in law.zero:
+        warnings.warn(
+            f"marginal: {name} is estimated as 0: these data do not show that clients differ in "
+            "it. It has no standard error, and those of the others take it to be 0; "
+            "estimate='posterior' shows how large it may be",
+            stacklevel=3,
+        )
+
+
+def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
+    """Coefficients that grow without bound: large in units of the linear predictor, and larger
+    still in their standard error.
+    """
+    theta = theta_of(state, settings.coordinates, state.climb.point)
+    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
+    try:
+        shape = jax.eval_shape(
+            partial(settings.model.predictive, theta.phi, jnp.zeros(len(state.unit))), rows.x
+        )
+    except (ValueError, TypeError, AttributeError):
+        return []
+    if isinstance(shape, Normal) or settings.model.coefficients is None:
+        return []
+    flat = np.asarray(ravel_pytree(theta.phi)[0], float)
+    error = np.sqrt(np.sum(np.asarray(spread_of(state, settings.coordinates), float) ** 2, axis=1))
+    scale = np.asarray(state.scales.phi, float) / 2.5
+    size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
+    bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat))
+    _, unravel = ravel_pytree(theta.phi)
+    marked = settings.model.coefficients(unravel(jnp.asarray(bad, float)), state.unit * 0)
+    names = _names(marked, labels_of(settings.model, spec))
+    flags = np.concatenate([np.reshape(value, -1) for value in marked.values()])
+    return [name for name, flag in zip(names, flags, strict=True) if flag == 1.0]
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _curves(kind: np.ndarray, estimate: np.ndarray):
+    """Where intervals are Gaussian: the values there, the way back, and the derivative."""
+    positive, bounded = np.isin(kind, ("sd", "noise")), kind == "cor"
+    with np.errstate(all="ignore"):
+        there = np.where(positive, np.log(np.abs(estimate)), estimate)
+        there = np.where(bounded, np.arctanh(np.clip(estimate, -1, 1)), there)
+        slope = np.where(positive, 1 / np.abs(estimate), 1.0)
+        slope = np.where(bounded, 1 / (1 - estimate**2), slope)
+
+    def back(values):
+        return np.where(positive, np.exp(values), np.where(bounded, np.tanh(values), values))
+
+    return there, back, slope

@@ -5,6 +5,7 @@ Everything here is computed in double precision and returned in the run's own; s
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,27 +18,26 @@ from covey.algorithms.marginal_parameters import Coordinates, Theta, named
 from covey.core.algorithm import Empty
 from covey.core.shard import Batch, Rows, Shard, all_rows
 from covey.kernels import linear_gaussian
-from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, marginal_jet
+from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
 from covey.models.mixed import MixedModel
 from covey.models.predictive import Normal
 
 NODES = {1: 9, 2: 7, 3: 5}  # quadrature nodes per effect by the number of effects; beyond, Laplace
-_BATCH = 32  # points of theta at which a client's likelihood is computed side by side
 
 
 class Term(NamedTuple):
     """A client's log marginal likelihood as a function of the flattened theta.
 
     Attributes:
-        jet: (theta) -> value, gradient and Hessian.
-        value: (theta) -> the value.
+        centre: (theta) -> the mode of the standardised effects, where one is needed.
+        value: (theta, centre) -> the log marginal likelihood.
         information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
             the likelihood is not linear and Gaussian.
         given: (theta) -> ((b) -> log p(D | theta, b)), b the standardised effects.
     """
 
-    jet: Callable[[Float[Array, " k"]], Jet]
-    value: Callable[[Float[Array, " k"]], Float[Array, ""]]
+    centre: Callable[[Float[Array, " k"]], Float[Array, " q"]]
+    value: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, ""]]
     information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
     given: Callable[[Float[Array, " k"]], Callable[[Float[Array, " q"]], Float[Array, ""]]]
 
@@ -100,13 +100,22 @@ def client_term(
 
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
         value, information = _closed_form(model, coordinates, flat, unravel, unit, batch)
-        return Term(lambda at: jet(value, at), value, information, given)
-    return Term(
-        lambda at: marginal_jet(log_likelihood, at, effects=effects, nodes=chosen),
-        lambda at: log_marginal(log_likelihood, at, effects=effects, nodes=chosen),
-        None,
-        given,
-    )
+        return Term(lambda at: jnp.zeros(0, at.dtype), value, information, given)
+
+    def centre(at):
+        return mode(given(at), jnp.zeros(effects, at.dtype))
+
+    return Term(centre, partial(log_marginal, log_likelihood, nodes=chosen), None, given)
+
+
+def jet_and_gain(
+    term: Term, trial: Float[Array, " k"], point: Float[Array, " k"]
+) -> tuple[Jet, Float[Array, ""]]:
+    """The term with derivatives at a trial point, and how much higher it is than at another."""
+    both = jnp.stack([trial, point])
+    centres = jax.vmap(term.centre)(both)
+    values = jax.vmap(term.value)(both, centres)
+    return jet(lambda at: term.value(at, centres[0]), trial), values[0] - values[1]
 
 
 def _closed_form(model, coordinates, flat, unravel, unit, batch):
@@ -129,7 +138,7 @@ def _closed_form(model, coordinates, flat, unravel, unit, batch):
         root = coordinates.root(entries, unit) if len(unit) else jnp.zeros((0, 0), at.dtype)
         return phi, root, log_scale(phi)
 
-    def value(at):
+    def value(at, centre):
         phi, root, scale = parts(at)
         return linear_gaussian.log_likelihood(of, phi - shared, root, scale)
 
@@ -183,9 +192,12 @@ def gains(
 ) -> Float[Array, " points"]:
     """The client's log marginal likelihood at some points minus that at theta."""
     term = client_term(model, coordinates, nodes, theta, unit, batch)
-    here = term.value(ravel_pytree(theta)[0])
-    size = min(_BATCH, len(points))
-    return jax.lax.map(lambda at: term.value(at) - here, points, batch_size=size)
+
+    def value(at):
+        return term.value(at, term.centre(at))
+
+    here = value(ravel_pytree(theta)[0])
+    return jax.lax.map(lambda at: value(at) - here, points, batch_size=_together(len(points)))
 
 
 def draws_of_effects(
@@ -203,10 +215,15 @@ def draws_of_effects(
 
     def one(pair):
         key, at = pair
-        b = draw_effects(key, term.given(at), effects, at.dtype)
+        b = draw_effects(key, term.given(at), jnp.zeros(effects, at.dtype))
         return coordinates.root(unravel(at).root, unit) @ b
 
-    return jax.lax.map(one, (keys, points), batch_size=min(_BATCH, len(points)))
+    return jax.lax.map(one, (keys, points), batch_size=_together(len(points)))
+
+
+def _together(count: int) -> int:
+    """How many of so many points are computed side by side: no rest, which would be compiled anew."""
+    return max(size for size in range(1, 33) if count % size == 0)
 
 
 def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows) -> bool:
@@ -222,7 +239,9 @@ def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows)
         return model.predictive(unravel(v), z, x)
 
     try:
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), rows)
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), rows
+        )
         shape = jax.eval_shape(shape_of, flat, jnp.zeros(effects, flat.dtype), one.x)
     except (ValueError, TypeError):  # it predicts nothing
         return False

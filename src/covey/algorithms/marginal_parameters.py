@@ -128,7 +128,9 @@ def as_mixed(model: Model | MixedModel) -> MixedModel:
 
     def axes(spec):
         known = {} if model.axes is None else model.axes(spec)
-        return known if spec.features is None else known | {"weights": Axis("column", spec.features)}
+        return (
+            known if spec.features is None else known | {"weights": Axis("column", spec.features)}
+        )
 
     return MixedModel(
         name=model.name,
@@ -167,7 +169,9 @@ def labels_of(model: MixedModel, spec: Spec) -> dict[str, Axis]:
     if effects is None:
         return known
     names = effects.labels
-    pairs = [f"{names[i]}, {names[j]}" for i, j in zip(*np.triu_indices(len(names), 1), strict=True)]
+    pairs = [
+        f"{names[i]}, {names[j]}" for i, j in zip(*np.triu_indices(len(names), 1), strict=True)
+    ]
     return known | {"sd": effects, "cor": Axis("pair", tuple(pairs))}
 
 

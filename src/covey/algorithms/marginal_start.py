@@ -143,9 +143,7 @@ def start(
     variance = jnp.sum(frame**2, axis=1)
     mean_square = jnp.maximum(of.effects / weight, 1e-30)
     known = jnp.maximum(of.effects / spread**2 / jnp.maximum(clients, 1.0), 1e-30)
-    return Start(
-        at, frame, variance, spread, mean_square, 1 / jnp.sqrt(known), variance * weight
-    )
+    return Start(at, frame, variance, spread, mean_square, 1 / jnp.sqrt(known), variance * weight)
 
 
 def _predictor(shape: Predictive) -> Callable[[Predictive], Array] | None:

@@ -18,7 +18,7 @@ Effects: TypeAlias = Float[Array, " effects"]
 LogLikelihood: TypeAlias = Callable[[Parameters, Effects], Float[Array, ""]]
 
 _MOST_STEPS = 100  # of Newton's method for the mode; a concave likelihood takes about six
-_CLOSE = 1e-7  # length of the last step; the two steps after it double the digits twice
+_CLOSE = 1e-7  # length of the last step; the two steps after it square it twice
 
 
 class Jet(NamedTuple):
@@ -43,24 +43,19 @@ def jet(function: Callable[[Parameters], Float[Array, ""]], at: Parameters) -> J
         >>> jet(lambda v: v[0] * v[1], jnp.array([2.0, 3.0])).hessian.tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    value, gradient = jax.value_and_grad(function)(at)
-    return Jet(value, gradient, jax.hessian(function)(at))
+
+    def gradient(at):
+        value, found = jax.value_and_grad(function)(at)
+        return found, (value, found)
+
+    hessian, (value, first) = jax.jacfwd(gradient, has_aux=True)(at)
+    return Jet(value, first, hessian)
 
 
 def log_marginal(
-    log_likelihood: LogLikelihood, theta: Parameters, *, effects: int, nodes: int
+    log_likelihood: LogLikelihood, theta: Parameters, centre: Effects, *, nodes: int
 ) -> Float[Array, ""]:
-    """The log of the marginal likelihood at theta; see `marginal_jet`."""
-    if not effects:
-        return log_likelihood(theta, jnp.zeros(0, theta.dtype))
-    start = mode(lambda b: log_likelihood(theta, b), effects, theta.dtype)
-    return _integrated(log_likelihood, theta, start, nodes)
-
-
-def marginal_jet(
-    log_likelihood: LogLikelihood, theta: Parameters, *, effects: int, nodes: int
-) -> Jet:
-    """The log of the marginal likelihood with its exact gradient and Hessian by theta.
+    """The log of the marginal likelihood, with exact first and second derivatives by theta.
 
     With b* the mode of the joint density of rows and effects, and C C' minus its Hessian there,
 
@@ -68,45 +63,73 @@ def marginal_jet(
         l(theta) = log sum_k w_k exp(joint(b* + C'^-1 t_k) + |t_k|^2 / 2) - log det C    otherwise
 
     where t_k and w_k are the nodes and weights of Gauss-Hermite quadrature, a grid with `nodes`
-    points per effect. The mode is found without derivatives by theta; two further Newton steps, that
-    derivatives pass through, make b* and hence l right to the second order in theta. A Gaussian
-    likelihood is integrated exactly by one node.
+    points per effect. The mode is found without derivatives by theta. Two further steps with the
+    Hessian there, which derivatives pass through, make b* right to the second order in theta and
+    hence the derivatives exact. A Gaussian likelihood is integrated exactly by one node.
 
     Args:
         log_likelihood: (theta, b) -> log p(D | theta, b), the effects b standard normal.
         theta: The parameters.
-        effects: Number of effects (q). The grid has nodes^q points: more than one node is for up
-            to three effects.
-        nodes: Quadrature nodes per effect; 1 is Laplace's method.
+        centre: The mode of b at this value of theta, from `mode`; empty without effects.
+        nodes: Quadrature nodes per effect; 1 is Laplace's method. The grid has nodes^q points for q
+            effects: more than one node is for up to three effects.
 
     Returns:
-        The value, gradient and Hessian.
+        The value; `jet` gives it with its derivatives.
 
     Example:
         >>> import jax
         >>> def binary(theta, b):  # three successes out of three, given the client's effect
         ...     return 3 * jax.nn.log_sigmoid(theta[0] + jnp.exp(theta[1]) * b[0])
         >>> theta = jnp.zeros(2)
-        >>> [round(float(marginal_jet(binary, theta, effects=1, nodes=n).value), 3) for n in (1, 9)]
+        >>> centre = mode(lambda b: binary(theta, b), jnp.zeros(1))
+        >>> [round(float(log_marginal(binary, theta, centre, nodes=n)), 3) for n in (1, 9)]
         [-1.67, -1.66]
 
     Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
     nonlinear mixed-effects model.
     """
-    if not effects:
-        return jet(lambda at: log_likelihood(at, jnp.zeros(0, at.dtype)), theta)
-    start = mode(lambda b: log_likelihood(theta, b), effects, theta.dtype)
-    return jet(lambda at: _integrated(log_likelihood, at, start, nodes), theta)
+
+    def given(b):
+        return log_likelihood(theta, b)
+
+    b = jax.lax.stop_gradient(centre)
+    if not len(b):
+        return given(b)
+    # A constant matrix: the second step corrects the first order of what it misses.
+    inverse = jax.lax.stop_gradient(jnp.linalg.inv(_curvature(given, b)))
+    for _ in range(2):
+        b = b + inverse @ (jax.grad(given)(b) - b)
+    root = jnp.linalg.cholesky(_curvature(given, b))
+    volume = jnp.sum(jnp.log(jnp.diagonal(root)))
+    if nodes == 1:
+        return given(b) - b @ b / 2 - volume
+    points, logs = grid(len(b), nodes)
+
+    def at_node(t):
+        at = b + jax.scipy.linalg.solve_triangular(root.T, t, lower=False)
+        return given(at) - at @ at / 2 + t @ t / 2
+
+    values = jax.vmap(at_node)(jnp.asarray(points, theta.dtype)) + jnp.asarray(logs, theta.dtype)
+    return jax.nn.logsumexp(values) - volume
 
 
-def mode(
-    log_likelihood: Callable[[Effects], Float[Array, ""]], effects: int, dtype: jnp.dtype
-) -> Effects:
-    """The mode of log_likelihood(b) - |b|^2 / 2, by Newton's method from zero.
+def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) -> Effects:
+    """The mode of log_likelihood(b) - |b|^2 / 2, by Newton's method.
 
     A step that does not go up is tried again at a quarter of its length. Where the likelihood is
     log-concave the curvature is at least one, and elsewhere it is taken to be.
+
+    Args:
+        log_likelihood: (b) -> log p(D | theta, b).
+        start: Where to begin, e.g. zeros.
+
+    Returns:
+        The mode.
     """
+    if not len(start):
+        return start
+    one = jnp.ones((), start.dtype)
 
     def joint(b):
         return log_likelihood(b) - b @ b / 2
@@ -129,7 +152,6 @@ def mode(
         b, best = jnp.where(up, trial, b), jnp.where(up, value, best)
         return b, best, size, jnp.where(up, jnp.minimum(4 * length, 1.0), length / 4), count + 1
 
-    start, one = jnp.zeros(effects, dtype), jnp.ones((), dtype)
     return jax.lax.while_loop(going, step, (start, joint(start), jnp.inf * one, one, 0))[0]
 
 
@@ -142,26 +164,10 @@ def grid(effects: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return points, logs.sum(1)
 
 
-class Conditional(NamedTuple):
-    """The Gaussian approximation of b given theta and D: its mode, and C with C C' its precision."""
-
-    mode: Float[Array, " effects"]
-    root: Float[Array, "effects effects"]
-
-
-def conditional(
-    log_likelihood: Callable[[Effects], Float[Array, ""]], effects: int, dtype: jnp.dtype
-) -> Conditional:
-    """The Gaussian approximation of the effects given the rows, at their mode."""
-    at = mode(log_likelihood, effects, dtype)
-    return Conditional(at, jnp.linalg.cholesky(_curvature(log_likelihood, at)))
-
-
 def draw_effects(
     key: Key[Array, ""],
     log_likelihood: Callable[[Effects], Float[Array, ""]],
-    effects: int,
-    dtype: jnp.dtype,
+    start: Effects,
     *,
     steps: int = 10,
 ) -> Effects:
@@ -174,26 +180,26 @@ def draw_effects(
     Args:
         key: A random key.
         log_likelihood: (b) -> log p(D | theta, b), the effects b standard normal.
-        effects: Number of effects.
-        dtype: Their floating-point type.
+        start: Where to begin to look for the mode, e.g. zeros.
         steps: Proposals before the draw.
 
     Returns:
         The draw.
     """
-    freedom = 8.0  # the tails of a likelihood times a Gaussian are lighter than any t
-    at = conditional(log_likelihood, effects, dtype)
+    freedom = 8  # the tails of a likelihood times a Gaussian are lighter than those of any t
+    effects, centre = len(start), mode(log_likelihood, start)
+    root = jnp.linalg.cholesky(_curvature(log_likelihood, centre))
     normal, chi, accept = jax.random.split(key, 3)
-    square = 2 * jax.random.gamma(chi, freedom / 2, (steps + 1,), dtype)
-    noise = jax.random.normal(normal, (steps + 1, effects), dtype)
-    white = noise / jnp.sqrt(square / freedom)[:, None]
-    tried = at.mode + jax.vmap(
-        lambda t: jax.scipy.linalg.solve_triangular(at.root.T, t, lower=False)
-    )(white)
+    # Random numbers of 32 bits: those of 64 need double precision outside of here too.
+    single = jnp.float32
+    square = jnp.sum(jax.random.normal(chi, (steps + 1, freedom), single) ** 2, axis=1)
+    noise = jax.random.normal(normal, (steps + 1, effects), single)
+    white = (noise / jnp.sqrt(square / freedom)[:, None]).astype(start.dtype)
+    tried = centre + jax.scipy.linalg.solve_triangular(root.T, white.T, lower=False).T
     log_proposal = -(freedom + effects) / 2 * jnp.log1p(jnp.sum(white**2, 1) / freedom)
     log_joint = jax.vmap(lambda b: log_likelihood(b) - b @ b / 2)(tried)
     weight = log_joint - log_proposal
-    chance = jnp.log(jax.random.uniform(accept, (steps + 1,), dtype))
+    chance = jnp.log(jax.random.uniform(accept, (steps + 1,), single))
 
     def move(index, here):
         taken = chance[index] < weight[index] - weight[here]
@@ -204,28 +210,3 @@ def draw_effects(
 
 def _curvature(log_likelihood: Callable, b: Effects) -> Float[Array, "effects effects"]:
     return jnp.eye(len(b), dtype=b.dtype) - jax.hessian(log_likelihood)(b)
-
-
-def _integrated(
-    log_likelihood: LogLikelihood, theta: Parameters, start: Effects, nodes: int
-) -> Float[Array, ""]:
-    """The log integral, from the mode at this value of theta; derivatives by theta are exact."""
-
-    def given(b):
-        return log_likelihood(theta, b)
-
-    b = jax.lax.stop_gradient(start)
-    for _ in range(2):
-        b = b + jnp.linalg.solve(_curvature(given, b), jax.grad(given)(b) - b)
-    root = jnp.linalg.cholesky(_curvature(given, b))
-    volume = jnp.sum(jnp.log(jnp.diagonal(root)))
-    if nodes == 1:
-        return given(b) - b @ b / 2 - volume
-    points, logs = grid(len(start), nodes)
-
-    def at_node(t):
-        at = b + jax.scipy.linalg.solve_triangular(root.T, t, lower=False)
-        return given(at) - at @ at / 2 + t @ t / 2
-
-    values = jax.vmap(at_node)(jnp.asarray(points, theta.dtype)) + jnp.asarray(logs, theta.dtype)
-    return jax.nn.logsumexp(values) - volume

@@ -46,7 +46,13 @@ def cross_products(
     keep = mask.astype(x.dtype)
     x, z, residual = x * keep[:, None], z * keep[:, None], residual * keep
     return CrossProducts(
-        jnp.sum(keep), x.T @ x, x.T @ z, z.T @ z, x.T @ residual, z.T @ residual, residual @ residual
+        jnp.sum(keep),
+        x.T @ x,
+        x.T @ z,
+        z.T @ z,
+        x.T @ residual,
+        z.T @ residual,
+        residual @ residual,
     )
 
 

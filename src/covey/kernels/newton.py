@@ -104,9 +104,7 @@ def climb(
         gradient=jnp.where(accepted, uphill, at.gradient),
         curvature=jnp.where(accepted, curvature, at.curvature),
         length=jnp.where(accepted, jnp.minimum(4 * at.length, 1.0), at.length * shorter),
-        settled=jnp.where(
-            accepted, (uphill @ uphill <= TOLERANCE) & (lowest > 0), at.settled
-        ),
+        settled=jnp.where(accepted, (uphill @ uphill <= TOLERANCE) & (lowest > 0), at.settled),
         accepted=accepted,
     )
     step = new.frame @ new.gradient
