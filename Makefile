@@ -21,6 +21,7 @@ test: check
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) --doctest-modules src/covey
 
 check: $(READY)
 	$(BIN)/ruff check .

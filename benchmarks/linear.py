@@ -98,7 +98,8 @@ def main() -> None:
     )
     accuracy = merge(covey_metrics())["accuracy"].value()
     print(
-        f"  training accuracy after equal rounds: torch {torch_accuracy():.4f}, covey {accuracy:.4f}"
+        f"  training accuracy after equal rounds: torch {torch_accuracy():.4f}, covey "
+        f"{accuracy:.4f}"
     )
 
 

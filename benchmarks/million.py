@@ -84,7 +84,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         data = make(Path(directory), options.clients)
         print(
-            f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, {options.rounds} rounds"
+            f"\n{options.clients} clients, {len(data.rows.y)} rows, cohort 1,000, batches of 32, "
+            f"{options.rounds} rounds"
         )
         run(
             "fedavg",

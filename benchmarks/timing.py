@@ -32,5 +32,8 @@ def report(title: str, seconds: dict[str, np.ndarray], base: str) -> None:
     print(f"\n{title}")
     for name, values in seconds.items():
         ratios = seconds[base] / values
-        spread = f"{np.median(ratios):.2f}x (quartiles {np.quantile(ratios, 0.25):.2f}-{np.quantile(ratios, 0.75):.2f})"
+        spread = (
+            f"{np.median(ratios):.2f}x (quartiles "
+            f"{np.quantile(ratios, 0.25):.2f}-{np.quantile(ratios, 0.75):.2f})"
+        )
         print(f"  {name:34s} {1e3 * np.median(values):9.2f} ms   {spread} {base}")

@@ -25,7 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.models.predictive import Categorical
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
@@ -63,39 +63,39 @@ def run_fashion(scale: Scale, report: Report) -> Reproduced:
 
 
 def _run(name: str, scale: Scale, report: Report, *, accuracy: float) -> Reproduced:
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     data = load(name, partition="iid", clients=CLIENTS, seed=0)
     test = load(name, split="test", partition="iid", clients=1, seed=0).rows_of(0, "train")
     curves, rows = {}, []
-    for number in size.steps:
-        report(f"K = {number}, {size.rounds} rounds")
-        found = draws(data, number, RATES[name][number], size.rounds)
+    for count in size.steps:
+        report(f"K = {count}, {size.rounds} rounds")
+        found = draws(data, count, RATES[name][count], size.rounds)
         for label, skip in (
             ("", 0),
             (f", warm-up of {size.warm_up} rounds", size.warm_up // THINNING),
         ):
-            curves[number, skip > 0] = curve(
+            curves[count, skip > 0] = curve(
                 jax.tree.map(lambda leaf, skip=skip: leaf[skip:], found), test
             )
             rows += [
                 Row(
-                    f"{measure}, K = {number}{label}",
+                    f"{measure}, K = {count}{label}",
                     None,
-                    float(curves[number, skip > 0][measure][-1]),
+                    float(curves[count, skip > 0][measure][-1]),
                     None,
                     1,
                 )
                 for measure in MEASURES
             ]
     end = {
-        number: {measure: float(curves[number, True][measure][-1]) for measure in MEASURES}
-        for number in size.steps
+        count: {measure: float(curves[count, True][measure][-1]) for measure in MEASURES}
+        for count in size.steps
     }
-    best = max(size.steps, key=lambda number: end[number]["accuracy"])
-    others = [number for number in size.steps if number != 1]
+    best = max(size.steps, key=lambda count: end[count]["accuracy"])
+    others = [count for count in size.steps if count != 1]
     gaps = {
-        "accuracy": min(end[number]["accuracy"] for number in others) - end[1]["accuracy"],
-        "brier": end[1]["brier"] - max(end[number]["brier"] for number in others),
+        "accuracy": min(end[count]["accuracy"] for count in others) - end[1]["accuracy"],
+        "brier": end[1]["brier"] - max(end[count]["brier"] for count in others),
     }
     claims = [
         Claim(
@@ -142,9 +142,9 @@ def _measured(drawn: PyTree, test: Rows) -> dict:
     model = softmax()
 
     def step(total: Float[Array, "rows classes"], one: tuple[PyTree, Float[Array, ""]]):
-        parameters, number = one
+        parameters, count = one
         total = total + model.predictive(parameters, test.x).mean
-        return total, Categorical(jnp.log(total / number)).measures(test.y.astype(int), everything)
+        return total, Categorical(jnp.log(total / count)).measures(test.y.astype(int), everything)
 
     count = len(jax.tree.leaves(drawn)[0])
     start = jnp.zeros((test.y.shape[0], drawn.bias.shape[-1]))
@@ -158,19 +158,19 @@ def figure(
     warm-up.
     """
     chart = go.Figure().set_subplots(1, 3, subplot_titles=MEASURES)
-    for (number, warmed), found in curves.items():
-        for place, measure in enumerate(MEASURES):
+    for (count, warmed), found in curves.items():
+        for index, measure in enumerate(MEASURES):
             rounds = THINNING * (1 + np.arange(len(found[measure]))) + (
                 size.warm_up if warmed else 0
             )
-            line = {"color": COLOURS[number], "dash": "dot" if warmed else "solid"}
-            label = f"K = {number}" + (", after the warm-up" if warmed else "")
+            line = {"color": COLOURS[count], "dash": "dot" if warmed else "solid"}
+            label = f"K = {count}" + (", after the warm-up" if warmed else "")
             chart.add_trace(
                 go.Scatter(
-                    x=rounds, y=found[measure], name=label, line=line, showlegend=place == 0
+                    x=rounds, y=found[measure], name=label, line=line, showlegend=index == 0
                 ),
                 1,
-                place + 1,
+                index + 1,
             )
     chart.update_layout(title=f"FA-LD on {name} by rounds", template="plotly_white")
     return chart

@@ -25,7 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.privacy import Budget, largest_permitted
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 CLIENTS, TEMPERATURE, CLIP, DELTA = 10, 0.05, 0.5, 1e-5
 CORRELATIONS, SIZES_OF_COHORT = (0.0, 0.5, 0.8), (10, 5, 2)
@@ -72,7 +72,7 @@ SETTINGS = [
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Epsilon and accuracy of FA-LD on MNIST."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     images = load("mnist", partition="iid", clients=CLIENTS, seed=0)
     data = images if scale == "full" else images.limited(train_rows=size.rows, seed=0)
     test = load("mnist", split="test", partition="iid", clients=1, seed=0)
@@ -81,7 +81,8 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     for setting in SETTINGS:
         for seed in range(size.seeds):
             report(
-                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, seed {seed + 1} of {size.seeds}"
+                f"rho = {setting.correlation:g}, {setting.clients} of {CLIENTS} clients, "
+                f"seed {seed + 1} of {size.seeds}"
             )
             courses.setdefault(setting, []).append(
                 course(data, test, setting, step_size, size, seed)
@@ -184,8 +185,8 @@ def claims_of(courses: dict[Setting, Course], size: Size) -> list[Claim]:
     for name in ACCOUNTANTS:
         end = {setting: float(one.epsilon[name][-1]) for setting, one in courses.items()}
         by_rho = [end[Setting(rho, CLIENTS)] for rho in CORRELATIONS]
-        by_size = [end[Setting(0.0, number)] for number in SIZES_OF_COHORT]
-        by_round = courses[PLAIN].epsilon[name][[number - 1 for number in size.rounds]]
+        by_size = [end[Setting(0.0, count)] for count in SIZES_OF_COHORT]
+        by_round = courses[PLAIN].epsilon[name][[count - 1 for count in size.rounds]]
         for what, values in (
             ("with rho", by_rho),
             ("with S / N", by_size[::-1]),
@@ -231,7 +232,7 @@ def figure(courses: dict[Setting, list[Course]], size: Size) -> go.Figure:
                 1,
                 1,
             )
-        at = found[0].epsilon["rdp"][[number - 1 for number in size.rounds]]
+        at = found[0].epsilon["rdp"][[count - 1 for count in size.rounds]]
         mean = np.mean([one.accuracy for one in found], 0)
         points = go.Scatter(
             x=at, y=mean, name=label, mode="lines+markers", line={"color": colour}, showlegend=False

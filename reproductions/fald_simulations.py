@@ -14,7 +14,7 @@ and that bias stays when steps get shorter.
 """
 
 from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
@@ -31,7 +31,7 @@ from reproductions.fald_gaussian import (
     rounds_to,
     simulate,
 )
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
@@ -44,34 +44,68 @@ NEVER = 0.0  # in rows, as JSON has no infinity
 COLOURS = ("#1f6fb2", "#d1733b", "#3a9a5b", "#7f7f7f", "#8e5ea2", "#c9a227")
 
 
+class LocalSteps(NamedTuple):
+    """Numbers of local steps K, where clients' curvatures differ and where they do not."""
+
+    steps: tuple[int, ...]
+    long_steps: tuple[int, ...]
+
+
+class Heterogeneity(NamedTuple):
+    """Variances of the clients' centres."""
+
+    alphas: tuple[float, ...]
+
+
+class Correlation(NamedTuple):
+    """Shares of the noise that clients have in common."""
+
+    correlations: tuple[float, ...]
+
+
+class Density(NamedTuple):
+    """Rounds of each chain, and rounds from draw to draw."""
+
+    rounds: int
+    every: int
+
+
+class Partial(NamedTuple):
+    """Numbers of devices per round, and step sizes."""
+
+    devices: tuple[int, ...]
+    lengths: tuple[float, ...]
+
+
 def run_local_steps(scale: Scale, report: Report) -> Reproduced:
     """Figure 1a: rounds until the distance is reached, by K."""
     turned, same = problem(0, turned=True), problem(0)
-    steps = (1, 10, 30, 100) if scale == "quick" else (1, 3, 10, 20, 30, 50, 100, 300)
-    long_steps = (100, 3000) if scale == "quick" else (10, 100, 300, 1000, 3000, 10000)
+    quick = LocalSteps((1, 10, 30, 100), (100, 3000))
+    full = LocalSteps((1, 3, 10, 20, 30, 50, 100, 300), (10, 100, 300, 1000, 3000, 10000))
+    steps, long_steps = with_changes(quick if scale == "quick" else full)
     found: dict[int, int | None] = {}
     off, rows = [], []
-    for number in steps:
-        report(f"curvatures that differ, K = {number}")
-        options = {"local_steps": number, "rounds": max(900 // number, 10), "start": FAR}
+    for count in steps:
+        report(f"curvatures that differ, K = {count}")
+        options = {"local_steps": count, "rounds": max(900 // count, 10), "start": FAR}
         distance, exact = (
             distances(turned, simulate(turned, **options)),
             exact_distances(turned, law(turned, **options)),
         )
-        found[number] = rounds_to(distance, CLOSE)
+        found[count] = rounds_to(distance, CLOSE)
         off.append(float(abs(distance[-1] - exact[-1])) / _chance(turned))
         rows.append(
             Row(
-                f"rounds to {CLOSE:g}, curvatures that differ, K = {number} (0: never)",
+                f"rounds to {CLOSE:g}, curvatures that differ, K = {count} (0: never)",
                 None,
-                found[number] or NEVER,
+                found[count] or NEVER,
                 None,
                 1,
             )
         )
         rows.append(
             Row(
-                f"final distance, curvatures that differ, K = {number}",
+                f"final distance, curvatures that differ, K = {count}",
                 None,
                 float(distance[-1]),
                 None,
@@ -79,21 +113,21 @@ def run_local_steps(scale: Scale, report: Report) -> Reproduced:
             )
         )
     saved: list[int | None] = []
-    for number in long_steps:
-        report(f"the paper's problem, K = {number}")
-        states = simulate(same, local_steps=number, rounds=max(10_000 // number, 2), start=FAR)
+    for count in long_steps:
+        report(f"the paper's problem, K = {count}")
+        states = simulate(same, local_steps=count, rounds=max(10_000 // count, 2), start=FAR)
         saved.append(rounds_to(distances(same, states), NEAR))
         rows.append(
             Row(
-                f"rounds to {NEAR:g}, the paper's problem, K = {number}",
+                f"rounds to {NEAR:g}, the paper's problem, K = {count}",
                 None,
                 saved[-1] or NEVER,
                 None,
                 1,
             )
         )
-    reached = {number: rounds for number, rounds in found.items() if rounds is not None}
-    best = min(reached, key=lambda number: reached[number])
+    reached = {count: rounds for count, rounds in found.items() if rounds is not None}
+    best = min(reached, key=lambda count: reached[count])
     falling = all(
         one is not None and two is not None and two <= one for one, two in pairwise(saved)
     )
@@ -147,7 +181,8 @@ def run_heterogeneity(scale: Scale, report: Report) -> Reproduced:
     """Figure 1b: the farther apart clients' data, the farther from the start is the posterior, with
     K = 10.
     """
-    alphas = (0.0, 10.0, 1000.0) if scale == "quick" else (0.0, 1.0, 10.0, 100.0, 1000.0)
+    quick, full = Heterogeneity((0.0, 10.0, 1000.0)), Heterogeneity((0.0, 1.0, 10.0, 100.0, 1000.0))
+    (alphas,) = with_changes(quick if scale == "quick" else full)
     rounds, chart = 1200, go.Figure()
     needed, last, rows = [], [], []
     for alpha, colour in zip(alphas, COLOURS, strict=False):
@@ -195,7 +230,8 @@ def run_heterogeneity(scale: Scale, report: Report) -> Reproduced:
 
 def run_correlation(scale: Scale, report: Report) -> Reproduced:
     """Figure 1c: noise that clients share, K = 100."""
-    correlations = (0.0, 1.0) if scale == "quick" else (0.0, 0.25, 0.5, 0.75, 1.0)
+    quick, full = Correlation((0.0, 1.0)), Correlation((0.0, 0.25, 0.5, 0.75, 1.0))
+    (correlations,) = with_changes(quick if scale == "quick" else full)
     same, turned = problem(0), problem(0, turned=True)
     rows, needed, biased, chart = [], [], [], go.Figure()
     for rho, colour in zip(correlations, COLOURS, strict=False):
@@ -235,9 +271,8 @@ def run_correlation(scale: Scale, report: Report) -> Reproduced:
 def run_density(scale: Scale, report: Report) -> Reproduced:
     """Figure 1d and e: the density of draws beside the posterior's, K = 10."""
     given = problem(0)
-    rounds, every = (
-        (600, 300) if scale == "quick" else (3000, 300)
-    )  # 300 rounds forget all but e^-2.6 of the slowest direction
+    # 300 rounds forget all but e^-2.6 of the slowest direction
+    rounds, every = with_changes(Density(600 if scale == "quick" else 3000, 300))
     report(f"300 chains of {rounds} rounds")
     states = simulate(given, local_steps=10, rounds=rounds, start=given.mean)
     draws = states[every - 1 :: every].reshape(-1, 2)
@@ -275,19 +310,20 @@ def run_density(scale: Scale, report: Report) -> Reproduced:
 def run_partial(scale: Scale, report: Report) -> Reproduced:
     """Figure 3: S of 50 devices in a round, by both schemes and for several steps, K = 100."""
     given = problem(0)
-    devices = (10, 30, 50) if scale == "quick" else (10, 20, 30, 40, 50)
-    lengths = (4 * STEP, STEP) if scale == "quick" else (4 * STEP, 2 * STEP, STEP)
+    quick = Partial((10, 30, 50), (4 * STEP, STEP))
+    full = Partial((10, 20, 30, 40, 50), (4 * STEP, 2 * STEP, STEP))
+    devices, lengths = with_changes(quick if scale == "quick" else full)
     rows, final = [], {}
     for scheme, draw in {"I": cohort.weighted, "II": cohort.uniform}.items():
-        for number in devices:
+        for count in devices:
             for length in lengths:
-                if number == CLIENTS and scheme == "I":
+                if count == CLIENTS and scheme == "I":
                     continue  # everyone is the same under both
-                report(f"scheme {scheme}, {number} of {CLIENTS} devices, step {length:g}")
+                report(f"scheme {scheme}, {count} of {CLIENTS} devices, step {length:g}")
                 rounds = round(
                     30 * STEP / length
                 )  # as far as the slowest direction goes in 2.6 times its time
-                some = None if number == CLIENTS else draw(number)
+                some = None if count == CLIENTS else draw(count)
                 states = simulate(
                     given,
                     local_steps=100,
@@ -298,13 +334,13 @@ def run_partial(scale: Scale, report: Report) -> Reproduced:
                 )
                 # Chains at some distance in time are averaged over: a mean of distances has less
                 # noise than one distance.
-                final[scheme, number, length] = float(distances(given, states)[-10:].mean())
-                label = "all devices" if some is None else f"scheme {scheme}, S = {number}"
+                final[scheme, count, length] = float(distances(given, states)[-10:].mean())
+                label = "all devices" if some is None else f"scheme {scheme}, S = {count}"
                 rows.append(
                     Row(
                         f"final distance, {label}, step {length:g}",
                         None,
-                        final[scheme, number, length],
+                        final[scheme, count, length],
                         None,
                         1,
                     )
@@ -337,15 +373,15 @@ def run_partial(scale: Scale, report: Report) -> Reproduced:
         )
     )
     chart = go.Figure()
-    for place, scheme in enumerate(("I", "II")):
+    for index, scheme in enumerate(("I", "II")):
         for length in lengths:
-            known = [number for number in devices if (scheme, number, length) in final]
-            values = [final[scheme, number, length] for number in known]
+            known = [count for count in devices if (scheme, count, length) in final]
+            values = [final[scheme, count, length] for count in known]
             dash = "solid" if length == short else "dot"
             name = f"scheme {scheme}, step {length:g}"
             chart.add_trace(
                 go.Scatter(
-                    x=known, y=values, name=name, line={"color": COLOURS[place], "dash": dash}
+                    x=known, y=values, name=name, line={"color": COLOURS[index], "dash": dash}
                 )
             )
     return rows, claims, _styled(chart, "W2 at the end by the devices of a round", "S", "W2")

@@ -1,16 +1,15 @@
-"""FedAvg's fixed point and its local steps, on federated least squares.
+"""The fixed point of FedAvg by the number of local steps, on federated least squares.
 
 Al-Shedivat et al. (2021), "Federated learning via posterior averaging", section 2 and figure 1:
-with more local steps FedAvg gets close to the optimum sooner, and stays farther away from it. On
-least squares both the optimum and the point where FedAvg with K full-gradient steps stands still
+with more local steps FedAvg comes close to the optimum sooner, and its fixed point is farther away
+from it. On least squares both the optimum and the fixed point of FedAvg with K full-gradient steps
 are known in closed form,
 
     theta* = (sum_i n_i H_i)^-1 sum_i n_i H_i mu_i,
     theta_K = (sum_i n_i A_i)^-1 sum_i n_i A_i mu_i,   A_i = I - (I - step H_i)^K,
 
-so the run is compared with theory as well as with the figure. H_i = X_i'X_i / n_i, mu_i is client
-i's own least squares, and the step is half of the longest that is stable for every client, 1 /
-max_i lambda_max(H_i).
+so that the run is compared with theory as well as with the figure. H_i = X_i'X_i / n_i, mu_i is the
+least-squares estimate of client i, and the step size is half of 1 / max_i lambda_max(H_i).
 """
 
 from typing import NamedTuple
@@ -24,14 +23,14 @@ from covey.data.federated import FederatedData
 from covey.datasets.synthetic import least_squares
 from covey.models import linear
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 STEPS = (1, 10, 100)
 HETEROGENEITY = 0.5
 
 
 class Size(NamedTuple):
-    """How large a run is."""
+    """Size of the experiment: data, rounds, and rounds from one measurement to the next."""
 
     seeds: int
     clients: int
@@ -48,14 +47,14 @@ SIZES: dict[Scale, Size] = {
 
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
-    """Distance to the optimum against rounds for 1, 10 and 100 local steps."""
-    size = SIZES[scale]
+    """Distance to the optimum by round, for 1, 10 and 100 local steps."""
+    size = with_changes(SIZES[scale])
     paths: dict[int, list[np.ndarray]] = {steps: [] for steps in STEPS}
     theory: dict[int, list[float]] = {steps: [] for steps in STEPS}
     errors = []
     for seed in range(size.seeds):
         data, _ = least_squares(seed, size.clients, size.rows, size.dimensions, HETEROGENEITY)
-        local = [quadratic(data, place) for place in range(data.clients)]
+        local = [quadratic(data, index) for index in range(data.clients)]
         step_size = 0.5 / max(float(np.linalg.eigvalsh(one.hessian)[-1]) for one in local)
         optimum = fixed_point(local)
         for steps in STEPS:
@@ -95,7 +94,7 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
 
 
 def trajectory(data: FederatedData, steps: int, step_size: float, size: Size) -> np.ndarray:
-    """The parameters after every few rounds."""
+    """The parameters after every `size.every` rounds."""
     method = fedavg(linear(), client_optimizer=optax.sgd(step_size), batch_size=None, steps=steps)
     done = run_method(method, data, rounds=size.every, seed=0, progress=False)
     points = [_parameters(done)]
@@ -105,18 +104,16 @@ def trajectory(data: FederatedData, steps: int, step_size: float, size: Size) ->
 
 
 class Quadratic(NamedTuple):
-    """A client's mean loss: (theta - mean)' hessian (theta - mean) / 2 plus a constant, over `rows`
-    rows.
-    """
+    """A client's mean loss over its rows, (theta - mean)' hessian (theta - mean) / 2 + constant."""
 
     hessian: np.ndarray
     mean: np.ndarray
     rows: int
 
 
-def quadratic(data: FederatedData, place: int) -> Quadratic:
-    """The loss of the client at a position."""
-    x, y = (leaf.astype(np.float64) for leaf in data.rows_of(place, "train"))
+def quadratic(data: FederatedData, index: int) -> Quadratic:
+    """The loss of the client at an index."""
+    x, y = (leaf.astype(np.float64) for leaf in data.rows_of(index, "train"))
     rows = len(y)
     design = np.column_stack([x, np.ones(rows)])
     return Quadratic(design.T @ design / rows, np.linalg.lstsq(design, y, rcond=None)[0], rows)
@@ -125,7 +122,7 @@ def quadratic(data: FederatedData, place: int) -> Quadratic:
 def fixed_point(
     local: list[Quadratic], steps: int | None = None, step_size: float = 0.0
 ) -> np.ndarray:
-    """Where FedAvg with `steps` local steps stands still; without them, the optimum."""
+    """The fixed point of FedAvg with `steps` local steps; the optimum where `steps` is None."""
     total, moment = 0.0, 0.0
     for one in local:
         identity = np.eye(len(one.mean))
@@ -138,7 +135,7 @@ def fixed_point(
 def figure(
     paths: dict[int, list[np.ndarray]], theory: dict[int, list[float]], size: Size
 ) -> go.Figure:
-    """Distance against rounds; the dotted lines are where theory says it ends."""
+    """Distance by round; dotted lines are the limits in theory."""
     chart = go.Figure()
     rounds = size.every * np.arange(1, len(paths[1][0]) + 1)
     for steps, colour in zip(STEPS, ("#7f7f7f", "#1f6fb2", "#d1733b"), strict=True):

@@ -1,15 +1,16 @@
-"""FedMissEM at the size of the paper's eBird data: how long, how much memory, and what comes of it.
+"""FedMissEM at the size of the paper's eBird data: time, memory and error.
 
 Dieuleveut et al. (2021), section 4: 9,721 French sites x 525 months, 5,980 observations of Buzzards
 and 12,185 of Mallards with ten servers, Gaussian cells, rank 2, minibatches of 100, 150 epochs.
-Those data are not public and the paper has no number of the fit; these are made: a site's level
-times a slow trend and a season of its own, noise of variance 1, popular sites and later months
-visited more often, no cell twice. The matrix has 5.1 million cells, of which one in 420 to 850 is
-observed.
+Those data are not public and the paper gives no error of the fit. The data here are synthetic: each
+site has a level, times a slow trend and a season, with noise of variance 1; popular sites and later
+months are visited more often, no cell twice. The matrix has 5.1 million cells, of which one in 420
+to 850 is observed.
 
-    as in the paper   theta = U V', the curvature of all cells, minibatches of 100, 150 epochs; a ridge of 1, as without one a
-                      site with one observation has no single best pair of numbers
-    imputer           `FederatedImputer` of rank 2: the mean, effects, and the ridge chosen by a fifth of the cells
+    as in the paper   theta = U V', the curvature of all cells, minibatches of 100, 150 epochs; a
+                      ridge of 1, as without one a site with one observation has no unique optimum
+    imputer           `FederatedImputer` of rank 2: the mean, effects, and the ridge chosen by a
+                      fifth of the cells
 
 The first is here for its cost. It is worse than the mean of all values: four sites in five have at
 most one observation, and a model without a mean draws what it does not know to zero. Peak memory is
@@ -30,14 +31,14 @@ from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 from covey.estimators.imputer import FederatedImputer
 from covey.models import matrix_completion
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 CLIENTS, BATCH, HELD_OUT = 10, 100, 2000
 SECONDS, GIGABYTES = 600.0, 4.0
 
 
 class Size(NamedTuple):
-    """How large a run is."""
+    """Size of a run."""
 
     sites: int
     months: int
@@ -52,8 +53,8 @@ SIZES: dict[Scale, Size] = {
 
 
 class Made(NamedTuple):
-    """Data, cells that were held out with their values, and the expectation of the sum over sites
-    by month.
+    """Data, held-out cells with their values, and the expectation of the sum over sites by
+    month.
     """
 
     data: FederatedData
@@ -71,42 +72,42 @@ class Fit(NamedTuple):
 
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
-    """Both ways for each number of observations."""
-    size = SIZES[scale]
+    """Both fits for each count of observations."""
+    size = with_changes(SIZES[scale])
     rows, claims, chart = [], [], go.Figure()
     start = perf_counter()
-    for number in size.observations:
-        made = make(size, number, seed=number)
+    for count in size.observations:
+        made = make(size, count, seed=count)
         mean = np.asarray(made.data.rows.y).mean()
         error = float(np.sqrt(np.mean((made.values - mean) ** 2)))
         rows.append(
-            Row(f"error of a held-out value, mean, {number} observations", None, error, None, 1)
+            Row(f"error of a held-out value, mean, {count} observations", None, error, None, 1)
         )
         for name in ("as in the paper", "imputer"):
-            report(f"{number} observations, {name}")
+            report(f"{count} observations, {name}")
             fit = fitted(made, size, name)
-            rows.append(Row(f"seconds, {name}, {number} observations", None, fit.seconds, None, 1))
+            rows.append(Row(f"seconds, {name}, {count} observations", None, fit.seconds, None, 1))
             rows.append(
                 Row(
-                    f"error of a held-out value, {name}, {number} observations",
+                    f"error of a held-out value, {name}, {count} observations",
                     None,
                     fit.error,
                     None,
                     1,
                 )
             )
-            chart.add_trace(go.Scatter(y=fit.trend, name=f"{name}, {number} observations"))
+            chart.add_trace(go.Scatter(y=fit.trend, name=f"{name}, {count} observations"))
             if name == "imputer":
                 claims.append(
                     Claim(
-                        f"error of held-out values over that of the mean, {number}",
+                        f"error of held-out values over that of the mean, {count}",
                         fit.error / error,
                         1.0,
                         fit.error < error,
                     )
                 )
         chart.add_trace(
-            go.Scatter(y=made.trend, name=f"truth, {number} observations", line_dash="dot")
+            go.Scatter(y=made.trend, name=f"truth, {count} observations", line_dash="dot")
         )
     seconds, memory = perf_counter() - start, peak()
     rows.append(Row("peak memory in GB", None, memory, None, 1))
@@ -118,7 +119,7 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     return rows, claims, chart
 
 
-def make(size: Size, number: int, seed: int) -> Made:
+def make(size: Size, count: int, seed: int) -> Made:
     """Observations of a matrix of rank 2."""
     rng = np.random.default_rng(seed)
     month = np.arange(size.months)
@@ -126,7 +127,7 @@ def make(size: Size, number: int, seed: int) -> Made:
     level = np.exp(0.5 * rng.normal(size=size.sites))
     sites = np.stack([level, level * (0.6 + 0.3 * rng.normal(size=size.sites))], axis=1)
     popular, later = 1 / (10 + rng.permutation(size.sites)), 1.0 + month
-    many = 2 * (number + HELD_OUT)
+    many = 2 * (count + HELD_OUT)
     drawn = np.stack(
         [
             rng.choice(size.sites, many, p=popular / popular.sum()),
@@ -135,14 +136,12 @@ def make(size: Size, number: int, seed: int) -> Made:
         axis=1,
     )
     _, first = np.unique(drawn, axis=0, return_index=True)
-    cells = drawn[np.sort(first)[: number + HELD_OUT]]
+    cells = drawn[np.sort(first)[: count + HELD_OUT]]
     values = np.sum(sites[cells[:, 0]] * patterns.T[cells[:, 1]], axis=1) + rng.normal(
         size=len(cells)
     )
-    data = FederatedData.from_arrays(
-        cells[:number], values[:number], rng.integers(0, CLIENTS, number)
-    )
-    return Made(data, cells[number:], values[number:], sites.sum(0) @ patterns)
+    data = FederatedData.from_arrays(cells[:count], values[:count], rng.integers(0, CLIENTS, count))
+    return Made(data, cells[count:], values[count:], sites.sum(0) @ patterns)
 
 
 def fitted(made: Made, size: Size, name: str) -> Fit:

@@ -1,21 +1,22 @@
-"""FedEM and VR-FedEM on mixtures of Gaussians: made data, digits, and what compression costs where
-clients differ.
+"""FedEM and VR-FedEM on mixtures of Gaussians: synthetic data, digits, and the cost of compression
+where clients differ.
 
 Dieuleveut, Fort, Moulines and Robin (2021), section 4 and figures 1 and 3. An epoch is as many
-evaluations of E[s | row] as there are rows: FedEM's round has p n b of them, and `inner` rounds of
-VR-FedEM have p n (m + 2 b inner), m rows a client. h is the mean field, EM's step, at all rows of
-all clients, and H what the server makes of the messages it gets. The paper's figures have no
-numbers beside; what they show is said as claims.
+evaluations of E[s | row] as there are rows: a round of FedEM has p n b of them, and `inner` rounds
+of VR-FedEM have p n (m + 2 b inner), with m rows per client. h is the mean field, EM's step, at all
+rows of all clients, and H the server's estimate of it. The paper's figures come without values;
+what they show is stated as claims.
 
-    made data   10,000 rows in the plane, two components, 100 clients, p = 0.75, gamma = alpha = 0.01, rand-k of omega = 1,
-                b = 20, and for VR-FedEM b = 5 and 20 rounds an outer loop
-    digits      70,000 MNIST digits by their first 20 principal components, 100 clients of 700, ten components with one
-                covariance; b = 20, gamma = 0.001; in 32 bits, and dithered to 4 bits a number
-    compression three codecs, clients that are alike and that are not, with memories and without;
-    all rows in each round, so that
-                nothing but compression and absence adds noise
+    synthetic    10,000 rows in the plane, two components, 100 clients, p = 0.75,
+                 gamma = alpha = 0.01, rand-k of omega = 1, b = 20, and for VR-FedEM b = 5 and 20
+                 rounds per outer loop
+    digits       70,000 MNIST digits by their first 20 principal components, 100 clients of 700,
+                 ten components with one covariance; b = 20, gamma = 0.001; in 32 bits, and
+                 dithered to 4 bits per value
+    compression  three codecs, clients that are alike and that are not, with memories and without;
+                 all rows in each round, so that only compression and absence add noise
 
-Made data are in double precision: single precision would hide how far the mean field falls.
+Synthetic data are in double precision: single precision would hide how far the mean field falls.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -42,7 +43,7 @@ from covey.datasets.loaders import load
 from covey.engines.simulate import Simulation
 from covey.models import gaussian_mixture
 from covey.models.latent import LatentModel
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 COLOURS = ("#1f6fb2", "#d1733b", "#4f9d69", "#7f7f7f")
 MEANS = np.array([[-1.0, 0.0], [1.5, 1.0]])
@@ -52,8 +53,8 @@ START = np.array([[-0.5, 0.5], [0.5, 0.5]])
 
 
 class Path(NamedTuple):
-    """A run, looked at from time to time: norm of h, objective and weights; norm of H and bits
-    sent, at every round.
+    """The path of a run: norm of h, objective and weights at some rounds; norm of H and bits sent
+    at every round.
     """
 
     rounds: np.ndarray
@@ -65,7 +66,7 @@ class Path(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How large the run on made data is."""
+    """Size of the run on synthetic data."""
 
     seeds: int
     clients: int
@@ -73,7 +74,7 @@ class Made(NamedTuple):
 
 
 class Digits(NamedTuple):
-    """How large the run on digits is."""
+    """Size of the run on digits."""
 
     clients: int
     epochs: int
@@ -81,7 +82,7 @@ class Digits(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """How large the comparison of codecs is: how many of them, and which shares of the clients take
+    """Size of the comparison of codecs: how many of them, and the shares of clients that take
     part.
     """
 
@@ -106,8 +107,8 @@ Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 
 def run_made(scale: Scale, report: Report) -> Reproduced:
-    """Figure 1: variance that stays, and variance that vanishes."""
-    size = MADE[scale]
+    """Figure 1: the variance of FedEM stays, that of VR-FedEM vanishes."""
+    size = with_changes(MADE[scale])
     with jax.enable_x64(True):
         paths = {name: [] for name in ("FedEM", "VR-FedEM")}
         for seed in range(size.seeds):
@@ -125,8 +126,8 @@ def run_made(scale: Scale, report: Report) -> Reproduced:
 
 
 def run_digits(scale: Scale, report: Report) -> Reproduced:
-    """Figure 3, and the same with 4 bits a number."""
-    size = DIGITS[scale]
+    """Figure 3, and the same with 4 bits per value."""
+    size = with_changes(DIGITS[scale])
     data = components_of_digits(size.clients)
     model = first_step(data)
     channels = {"32 bits": identity(), "4 bits": dithering(levels=7)}
@@ -146,7 +147,7 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
 
 def run_compared(scale: Scale, report: Report) -> Reproduced:
     """Compressed EM with and without memories: the mean field against the bits that were sent."""
-    size = COMPARED[scale]
+    size = with_changes(COMPARED[scale])
     cells = [
         (kind, share, codec)
         for kind in ("alike", "unlike")
@@ -160,7 +161,8 @@ def run_compared(scale: Scale, report: Report) -> Reproduced:
             model = tied()
             for kind, share, codec in cells:
                 report(
-                    f"{codec}, clients {kind}, {share:.0%} take part, seed {seed + 1} of {size.seeds}"
+                    f"{codec}, clients {kind}, {share:.0%} take part, "
+                    f"seed {seed + 1} of {size.seeds}"
                 )
                 rate = memory_rate(CODECS[codec], model, data[kind])
                 methods = {
@@ -211,7 +213,7 @@ def points(seed: int, clients: int, *, spread: float, rows: int = 100) -> Federa
 
 
 def components_of_digits(clients: int, dimensions: int = 20) -> FederatedData:
-    """700 digits a client, dealt at random, by the principal components of all digits."""
+    """700 digits per client, dealt at random, by the principal components of all digits."""
     data = load("mnist", split="all", partition="iid", clients=100, seed=0)
     x = np.asarray(data.rows.x, np.float32).reshape(len(data.rows.y), -1) / 255
     x = x[:, x.any(axis=0)]
@@ -254,7 +256,7 @@ def both(
     reduced_batch: int = 5,
     inner: int = 20,
 ) -> dict[str, tuple[Algorithm, int]]:
-    """The two methods, and the rounds that make so many epochs when a share of the clients takes
+    """The two methods, and the rounds that make up these epochs when a share of the clients takes
     part in each.
     """
     plain = epochs * rows / (batch * share)
@@ -291,7 +293,7 @@ def followed(
     channel: Channel,
     looks: int = 50,
 ) -> Path:
-    """A run of a method, and what was seen on the way."""
+    """Run a method and follow its path."""
     engine = Simulation(method, data, seed=seed, cohort=bernoulli(share), channel=channel)
     every = whole(jax.tree.map(jnp.asarray, data.rows))
 
@@ -346,7 +348,7 @@ def _variance(paths: dict[str, list[Path]], epochs: int) -> Reproduced:
 
 
 def _digits(paths: dict[str, Path], epochs: int) -> Reproduced:
-    """Weights and mean field; and whether 4 bits a number reach what 32 reach."""
+    """Weights and mean field; and whether 4 bits per value reach what 32 reach."""
     rows, claims = [], []
     for name, path in paths.items():
         rows += [
@@ -425,7 +427,7 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
     plain = {name: path for name, path in paths.items() if name.endswith("32 bits")}
     titles = [text for name in plain for text in (f"weights, {name}", f"squared norms, {name}")]
     chart = make_subplots(cols=2 * len(plain) + 1, subplot_titles=[*titles, "objective"])
-    for place, path in enumerate(plain.values()):
+    for index, path in enumerate(plain.values()):
         for component, weights in enumerate(path.weights.T):
             line = go.Scatter(
                 x=path.rounds * epochs / path.rounds[-1],
@@ -433,8 +435,8 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
                 name=str(component),
                 showlegend=False,
             )
-            chart.add_trace(line, row=1, col=2 * place + 1)
-        _field(chart, path, epochs, 2 * place + 2)
+            chart.add_trace(line, row=1, col=2 * index + 1)
+        _field(chart, path, epochs, 2 * index + 2)
     for (name, path), colour in zip(paths.items(), COLOURS, strict=True):
         line = go.Scatter(
             x=path.rounds * epochs / path.rounds[-1],

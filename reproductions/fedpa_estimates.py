@@ -1,11 +1,10 @@
-"""How good a client's estimates are on least squares: bias and variance of its delta, and the
-quality of its samples.
+"""Bias and variance of a client's delta on least squares.
 
-Al-Shedivat et al. (2021), appendix A.1 with figure 3 and A.2 with figure 4: regressions of 500 rows
-with 10, 100 and 1,000 features, made as scikit-learn's `make_regression` makes them (standard
-Gaussian features, ten that matter), with coefficients from 0 to 1 and noise of deviation 1; batches
-of ten rows, step 0.1, and 0.01 for 1,000 features. The paper shows curves without numbers and no
-scales; two choices are ours.
+Al-Shedivat et al. (2021), appendix A.1 with figure 3: regressions of 500 rows with 10, 100 and
+1,000 features, made as scikit-learn's `make_regression` makes them (standard Gaussian features, ten
+that matter), with coefficients from 0 to 1 and noise of deviation 1; batches of ten rows, step 0.1,
+and 0.01 for 1,000 features. The paper shows curves without numbers and no scales; two choices are
+ours.
 
 The scale of a delta is the server's step, so the bias is that of its direction: |m/|m| - D/|D||, m
 the mean delta over chains and D the exact one, Sigma^-1 (theta - mu) with Sigma^-1 = X'X; what the
@@ -13,9 +12,6 @@ noise of m adds is taken off. The variance is in units of |m|^2. And minibatches
 draws, as in the theory of averaged iterates (`kernels.iasg`). FedPA makes 100 steps of burn-in (500
 with 1,000 features), then takes samples of 50 steps; with samples from the way to the mode the
 covariance would be that of the way.
-
-Figure 4's effective sample size of l samples is (sum w)^2 / sum w^2 with w the posterior density of
-each.
 """
 
 from functools import partial
@@ -33,7 +29,7 @@ from covey.core.shard import Rows, Shard, whole
 from covey.kernels import shrinkage
 from covey.kernels.descent import mean_gradient
 from covey.kernels.iasg import Averaging, burnt_in, next_sample
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 ROWS, BATCH, PASS = 500, 10, 50
 RATES = {10: 0.1, 100: 0.1, 1000: 0.01}
@@ -58,7 +54,7 @@ SIZES: dict[Scale, Size] = {
     "quick": Size(problems=2, starts=2, chains=12, samples=60),
     "full": Size(problems=10, starts=10, chains=20, samples=100),
 }
-_GRADIENT = mean_gradient(lambda theta, rows: -0.5 * (rows.x @ theta - rows.y) ** 2)
+GRADIENT = mean_gradient(lambda theta, rows: -0.5 * (rows.x @ theta - rows.y) ** 2)
 
 
 class Error(NamedTuple):
@@ -68,9 +64,9 @@ class Error(NamedTuple):
     variance: np.ndarray
 
 
-def run_bias(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
+def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Figure 3: FedAvg against local steps, FedPA against samples and against rho."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     averaged: dict[int, Error] = {}
     corrected: dict[tuple[int, float], Error] = {}
     for features in RATES:
@@ -150,77 +146,7 @@ def run_bias(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.F
                     rises > 1,
                 )
             )
-    return rows, claims, _bias_figure(averaged, corrected, size)
-
-
-def run_ess(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
-    """Figure 4: the effective share of samples against burn-in, steps a sample and the step
-    size.
-    """
-    size = SIZES[scale]
-    number, chains = 20, max(FEWEST_CHAINS, size.chains // 2)
-    shares: dict[tuple[str, int, float], float] = {}
-    for features, rate in RATES.items():
-        report(f"{features} features")
-        iterates = {}
-        for factor in (0.1, 1.0, 10.0):
-            found = [
-                _iterates(features, seed, rate * factor, 500 + number * PASS, chains)
-                for seed in range(size.problems)
-            ]
-            iterates[factor] = found
-        for burn_in in (0, 100, 500):
-            shares["burn-in", features, burn_in] = _share(
-                iterates[1.0], features, burn_in, PASS, number
-            )
-        for steps in (1, 10, PASS):
-            shares["steps a sample", features, steps] = _share(
-                iterates[1.0], features, 500, steps, number
-            )
-        for factor, found in iterates.items():
-            shares["step size", features, rate * factor] = _share(
-                found, features, 500, PASS, number
-            )
-    rows = [
-        Row(
-            f"effective share of samples, {features} features, {kind} {value:g}",
-            None,
-            share,
-            None,
-            size.problems,
-        )
-        for (kind, features, value), share in shares.items()
-    ]
-    claims = []
-    for features in RATES:
-        longer = shares["steps a sample", features, PASS] / shares["steps a sample", features, 1]
-        claims.append(
-            Claim(
-                f"effective share with {PASS} steps a sample over 1, {features} features",
-                longer,
-                1.0,
-                longer > 1,
-            )
-        )
-    # With fewer features the path comes to rest within its first sample.
-    burnt = shares["burn-in", 1000, 500] / shares["burn-in", 1000, 0]
-    claims.append(
-        Claim(
-            "effective share with 500 steps of burn-in over none, 1000 features",
-            burnt,
-            1.0,
-            burnt > 1,
-        )
-    )
-    fewer = shares["step size", 1000, RATES[1000]] / shares["step size", 10, RATES[10]]
-    claims.append(Claim("effective share with 1000 features over 10", fewer, 1.0, fewer < 1))
-    lost = shares["step size", 1000, 10 * RATES[1000]]
-    claims.append(
-        Claim(
-            "effective share with 1000 features and step 0.1, which diverges", lost, 0.0, lost == 0
-        )
-    )
-    return rows, claims, _ess_figure(shares)
+    return rows, claims, _figure(averaged, corrected, size)
 
 
 def problem(features: int, seed: int) -> Rows:
@@ -245,13 +171,7 @@ def error_of(deltas: np.ndarray, exact: np.ndarray) -> Error:
     return Error(np.sqrt(np.maximum(off, 0.0)).mean(0), variance.mean(0))
 
 
-def effective(log_weight: np.ndarray) -> np.ndarray:
-    """(sum w)^2 / sum w^2 over the last axis."""
-    weight = np.exp(log_weight - log_weight.max(-1, keepdims=True))
-    return weight.sum(-1) ** 2 / (weight**2).sum(-1)
-
-
-@partial(jax.jit, static_argnames=("plan", "number"))
+@partial(jax.jit, static_argnames=("plan", "count"))
 def _paths(
     keys: Key[Array, "starts chains"],
     data: Shard,
@@ -259,7 +179,7 @@ def _paths(
     rate: Float[Array, ""],
     rho: Float[Array, ""],
     plan: Averaging,
-    number: int,
+    count: int,
 ) -> tuple[
     Float[Array, "starts chains path d"],
     Float[Array, "starts chains path d"],
@@ -270,7 +190,7 @@ def _paths(
     """
 
     def one(key, start):
-        local = (key, data, _GRADIENT, optax.sgd(rate), plan)
+        local = (key, data, GRADIENT, optax.sgd(rate), plan)
 
         def step(carry, _):
             walk, known = carry
@@ -279,8 +199,8 @@ def _paths(
             delta = shrinkage.delta(known, shrinkage.given(rho, known.count))
             return (walk, known), (delta, start - walk.path.parameters, sample)
 
-        begun = (burnt_in(*local, start), shrinkage.no_samples(number, start.size))
-        return jax.lax.scan(step, begun, length=number)[1]
+        begun = (burnt_in(*local, start), shrinkage.no_samples(count, start.size))
+        return jax.lax.scan(step, begun, length=count)[1]
 
     return jax.vmap(jax.vmap(one, (0, None)), (0, 0))(keys, starts)
 
@@ -313,68 +233,13 @@ def _deltas(features: int, seed: int, size: Size) -> tuple[Error, dict[float, Er
     return plain, found
 
 
-def _iterates(features: int, seed: int, rate: float, steps: int, chains: int) -> np.ndarray:
-    """Every iterate of some chains from one start: (chains, steps, d)."""
-    start = np.random.default_rng([1, features, seed]).normal(size=(1, features)).astype(np.float32)
-    keys = jax.random.split(jax.random.key(seed), (1, chains))
-    plan = Averaging(BATCH, 0, 1, "independent")
-    return np.asarray(
-        _walked(
-            keys, whole(problem(features, seed)), jnp.asarray(start), jnp.float32(rate), plan, steps
-        )[0]
-    )
-
-
-@partial(jax.jit, static_argnames=("plan", "steps"))
-def _walked(
-    keys: Key[Array, "starts chains"],
-    data: Shard,
-    starts: Float[Array, "starts d"],
-    rate: Float[Array, ""],
-    plan: Averaging,
-    steps: int,
-) -> Float[Array, "starts chains steps d"]:
-    def one(key, start):
-        local = (key, data, _GRADIENT, optax.sgd(rate), plan)
-
-        def step(walk, _):
-            iterate, walk = next_sample(*local, walk)
-            return walk, iterate
-
-        return jax.lax.scan(step, burnt_in(*local, start), length=steps)[1]
-
-    return jax.vmap(jax.vmap(one, (0, None)), (0, 0))(keys, starts)
-
-
-def _share(found: list[np.ndarray], features: int, burn_in: int, steps: int, number: int) -> float:
-    """The effective share of samples that are means of `steps` iterates; none of chains that
-    diverged.
-    """
-    shares = []
-    for seed, iterates in enumerate(found):
-        rows = problem(features, seed)
-        samples = iterates[:, burn_in : burn_in + number * steps].astype(np.float64)
-        samples = samples.reshape(len(samples), number, steps, features).mean(2)
-        with np.errstate(over="ignore", invalid="ignore"):
-            log_weight = -0.5 * np.sum((samples @ rows.x.T - rows.y) ** 2, -1)
-        good = np.all(np.isfinite(log_weight), -1) & (
-            np.abs(log_weight).max(-1, initial=0.0) < 1e30
-        )
-        shares.append(
-            np.mean(
-                np.where(good, effective(np.where(good[:, None], log_weight, 0.0)) / number, 0.0)
-            )
-        )
-    return float(np.mean(shares))
-
-
 def _mean(errors: list[Error]) -> Error:
     return Error(
         np.mean([one.bias for one in errors], 0), np.mean([one.variance for one in errors], 0)
     )
 
 
-def _bias_figure(
+def _figure(
     averaged: dict[int, Error], corrected: dict[tuple[int, float], Error], size: Size
 ) -> go.Figure:
     titles = ["FedAvg: local steps", "FedPA, rho = 1: samples", "FedPA: rho"]
@@ -403,28 +268,4 @@ def _bias_figure(
         title="Bias and variance of a client's delta on least squares", template="plotly_white"
     )
     chart.update_xaxes(type="log")
-    return chart
-
-
-def _ess_figure(shares: dict[tuple[str, int, float], float]) -> go.Figure:
-    kinds = list(dict.fromkeys(kind for kind, _, _ in shares))
-    chart = make_subplots(cols=len(kinds), subplot_titles=kinds, shared_yaxes=True)
-    for column, kind in enumerate(kinds, start=1):
-        for features, colour in COLOURS.items():
-            points = [
-                (value, share)
-                for (which, number, value), share in shares.items()
-                if (which, number) == (kind, features)
-            ]
-            x, y = zip(*points, strict=True)
-            curve = go.Scatter(
-                x=[str(value) for value in x],
-                y=y,
-                name=f"{features} features",
-                line={"color": colour},
-            )
-            chart.add_trace(curve.update(showlegend=column == 1), row=1, col=column)
-    chart.update_layout(
-        title="Effective share of the samples of averaged iterates", template="plotly_white"
-    )
     return chart

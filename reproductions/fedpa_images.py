@@ -36,7 +36,7 @@ from covey.engines.simulate import Simulation
 from covey.models import femnist_cnn
 from covey.models.model import Model
 from reproductions.fedpop_images import halved
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 PAPER = {"FedAvg-1E": 86.5, "FedAvg-ME": 85.9, "FedPA-ME": 87.3}  # EMNIST-62 after 1,500 rounds
 COLOURS = {"FedAvg-1E": "#7f7f7f", "FedAvg-ME": "#1f6fb2", "FedPA-ME": "#d1733b"}
@@ -95,7 +95,7 @@ class Curve(NamedTuple):
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Table 3a: final accuracy, and rounds to two targets."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     found: dict[str, list[Curve]] = {name: [] for name in COLOURS}
     settings: dict[str, float] = {}
     for seed in range(size.seeds):
@@ -179,6 +179,7 @@ def posterior(size: Size, rates: tuple[float, float], rho: float) -> Algorithm:
         samples=size.epochs,
         rho=rho,
         burn_in_rounds=size.burn_in,
+        normalised=False,
         **_optimizers(rates),
     )
 
@@ -234,12 +235,12 @@ def figure(found: dict[str, list[Curve]], size: Size) -> go.Figure:
     """Running means against rounds, a curve a seed."""
     chart = go.Figure()
     for name, curves in found.items():
-        for place, one in enumerate(curves):
+        for index, one in enumerate(curves):
             x = np.arange(WINDOW, size.rounds + 1)
             line = go.Scatter(
                 x=x, y=one.reported, name=name, legendgroup=name, line={"color": COLOURS[name]}
             )
-            chart.add_trace(line.update(showlegend=place == 0))
+            chart.add_trace(line.update(showlegend=index == 0))
     chart.add_vline(x=size.burn_in, line={"dash": "dot", "color": "#7f7f7f"})
     chart.update_layout(
         title="Accuracy with writers who did not train",

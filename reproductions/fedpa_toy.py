@@ -2,11 +2,11 @@
 
 Al-Shedivat et al. (2021), figure 1. The paper's two quadratics are not given; ours are regressions
 y = w x + b on 50 rows each, whose losses are long in different directions. FedAvg makes 10 or 100
-local steps, FedPA takes 10 or 100 samples of 10 steps each with rho = 1. Its minibatches are
-independent draws: with shuffled passes over the rows averaged iterates hardly vary, and FedPA is
-then little else than FedAvg (see `kernels.iasg`). Each method takes the server's step size of the
-grid whose last rounds have the least loss, in runs apart from those that are reported, which differ
-in their starts and minibatches. Bands are bootstrapped.
+local steps, FedPA takes 10 or 100 samples of 10 steps each with rho = 1, and the paper's delta. Its
+minibatches are independent draws: with shuffled passes over the rows averaged iterates hardly vary,
+and FedPA is then little else than FedAvg (see `kernels.iasg`). Each method takes the server's step
+size of the grid whose last rounds have the least loss, in runs apart from those that are reported,
+which differ in their starts and minibatches. Bands are bootstrapped.
 """
 
 from typing import NamedTuple, cast
@@ -24,7 +24,7 @@ from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 from covey.models import linear
 from reproductions.fedavg_drift import Quadratic, fixed_point, quadratic
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 COLOURS = {
     "MB-SGD": "#7f7f7f",
@@ -35,9 +35,8 @@ COLOURS = {
 }
 GRIDS = {"MB-SGD": (0.01, 0.03, 0.1), "FedAvg": (0.1, 0.3, 1.0), "FedPA": (0.003, 0.01, 0.03)}
 LAST = 0.25  # the share of the rounds that counts as the end
-APART = (
-    10**6
-)  # rounds between runs on one engine: a round's number is what its random numbers come from
+# Rounds between runs on one engine: random numbers follow from the index of a round.
+APART = 10**6
 
 
 class Size(NamedTuple):
@@ -56,8 +55,8 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """Distance to the optimum against rounds."""
-    size, data = SIZES[scale], clients()
-    local = [quadratic(data, place) for place in range(data.clients)]
+    size, data = with_changes(SIZES[scale]), clients()
+    local = [quadratic(data, client) for client in range(data.clients)]
     optimum = fixed_point(local)
     paths, chosen = {}, {}
     for name, method in methods().items():
@@ -121,6 +120,7 @@ def methods() -> dict[str, Algorithm]:
             rho=1.0,
             steps_per_sample=10,
             minibatches="independent",
+            normalised=False,
             **shared,
         )
     return made

@@ -1,15 +1,17 @@
-"""FedPop as what statisticians know it for: generalised linear mixed models, every group of a table
-a client of its own.
+"""FedPop for generalised linear mixed models, where every group of a table is a client.
 
-    sleepstudy      reaction times of 18 persons over days without sleep; random intercept and slope, correlated
-    radon           log radon in homes of 85 counties; floor, and the county's uranium; random intercept
-    contraception   use of it by women of 60 districts; age, town or country, children; random intercept, logistic
+    sleepstudy      reaction times of 18 persons over days without sleep; correlated random
+                    intercept and slope
+    radon           log radon in homes of 85 counties; floor, and the county's uranium; random
+                    intercept
+    contraception   use of it by women of 60 districts; age, town or country, children; random
+                    intercept, logistic
 
-FedPop is held against the maximum likelihood fit of the pooled table: exact for the linear models,
+FedPop is compared with the maximum likelihood fit of the pooled table: exact for the linear models,
 and by Gauss-Hermite quadrature with 30 nodes for the logistic one, as R's glmer does with nAGQ =
-30. Maxima are found by BFGS in double precision. For sleepstudy the numbers of lme4 (maximum
-likelihood) are in the column of the paper. The noise is learned as well. Standard errors are
-Louis', from the clients' own draws.
+30. Maxima are found by BFGS in double precision. For sleepstudy the values of lme4 (maximum
+likelihood) are in the column of the paper. The noise is learned as well. Standard errors are those
+of `run.posterior.shared`, from the observed information of all clients.
 
 Days and milliseconds are divided by 5 and 25 on the way, which changes no fit but its units. Data
 come from COVEY_DATA_DIR.
@@ -27,22 +29,28 @@ import plotly.graph_objects as go
 from jaxtyping import Array, Float
 from scipy.optimize import minimize
 
+import covey
 from covey.algorithms.fedpop import fedpop
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
-from covey.engines.simulate import Simulation
-from covey.inference.information import shared_effects
+from covey.inference.posterior import SharedApproximation, labels
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import gaussian, mixed_linear, mixed_logistic
-from reproductions.result import Claim, Report, Row, Scale
+from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 NODES = 30
 
 
 class Case(NamedTuple):
-    """A table and its model. `units` are those of the outcome and of the features; `published` fits
-    by the names of a table.
+    """A table and its model.
+
+    Attributes:
+        name: Name of the data set.
+        outcome: Kind of the outcome.
+        slopes: Columns with a random slope.
+        units: Units of the outcome and of the features.
+        published: Published estimates by name.
     """
 
     name: str
@@ -78,16 +86,25 @@ CASES = (
     Case("radon", "number"),
     Case("contraception", "label"),
 )
-ROUNDS: dict[Scale, int] = {"quick": 600, "full": 2000}
+
+
+class Size(NamedTuple):
+    """How long a fit is."""
+
+    rounds: int
+
+
+SIZES: dict[Scale, Size] = {"quick": Size(600), "full": Size(2000)}
 
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
-    """Fits of the three tables, number by number."""
+    """Fits of the three tables, value by value."""
+    size = with_changes(SIZES[scale])
     rows, claims, tables = [], [], {}
     for case in CASES:
-        report(f"{case.name}: FedPop, {ROUNDS[scale]} rounds")
+        report(f"{case.name}: FedPop, {size.rounds} rounds")
         data = rescaled(load(case.name), case.units)
-        ours = in_units(fitted(case, data, ROUNDS[scale]), case)
+        ours = in_units(fitted(case, data, size.rounds), case)
         report(f"{case.name}: the pooled fit")
         pooled = in_units(tabulated(maximum_likelihood(case, data), case, data), case)
         tables[case.name] = ours.assign(pooled=pooled["estimate"])
@@ -107,7 +124,6 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
         if case.outcome == "number"
         else mixed_logistic(slopes=case.slopes)
     )
-    law = gaussian(covariance="full")
     # Gradients are huge where the fit begins, at zero; a shorter memory of their squares forgets
     # that in time.
     ascent = optax.adam(optax.cosine_decay_schedule(0.1, rounds), b2=0.95)
@@ -116,22 +132,29 @@ def fitted(case: Case, data: FederatedData, rounds: int) -> pd.DataFrame:
         step_size=1.0,
         draws=50,
         kernel=ornstein_uhlenbeck(),
-        effects=law,
+        effects=gaussian(covariance="full"),
         phi_optimizer=ascent,
         beta_optimizer=ascent,
         adapt_burn_in=10,
     )
-    engine = Simulation(method, data, seed=0)
-    theta = engine.advance(engine.start(), rounds)[0].server.theta
-    table = shared_effects(method, model, theta, data, effects=law, rounds=20)
-    effects = _effects(case, data)
-    return table.drop(
-        [
-            f"correlation[{one}, {other}]"
-            for place, one in enumerate(effects)
-            for other in effects[: place + 1]
-        ]
-    )
+    done = covey.run(method, data, rounds=rounds, seed=0, progress=False)
+    shared = done.posterior.shared
+    if not isinstance(shared, SharedApproximation):
+        raise TypeError(f"{case.name}: FedPop's posterior should be a law, got {shared!r}")
+    found, axes = shared.law, shared.origin.axes
+
+    def named(values: dict[str, np.ndarray]) -> dict[str, float]:
+        return {
+            label: float(number)
+            for name, value in values.items()
+            for label, number in zip(
+                labels(name, [axes[name].labels] if name in axes else []),
+                value.ravel(),
+                strict=True,
+            )
+        }
+
+    return pd.DataFrame({"estimate": named(found.estimate), "se": named(found.error)})
 
 
 def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
@@ -144,8 +167,8 @@ def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
         columns, effects = groups[0].x.shape[1] + 1, 1 + len(case.slopes)
         lower = np.tril_indices(effects, -1)
 
-        def unpack(numbers):
-            coefficients, rest = numbers[:columns], numbers[columns:]
+        def unpack(parameters):
+            coefficients, rest = parameters[:columns], parameters[columns:]
             root = (
                 jnp.diag(jnp.exp(rest[:effects]))
                 .at[lower]
@@ -153,8 +176,11 @@ def maximum_likelihood(case: Case, data: FederatedData) -> Fit:
             )
             return Fit(coefficients, root, jnp.exp(rest[-1]))
 
-        def loss(numbers):
-            fit, log_marginal = unpack(numbers), _linear if case.outcome == "number" else _logistic
+        def loss(parameters):
+            fit, log_marginal = (
+                unpack(parameters),
+                _linear if case.outcome == "number" else _logistic,
+            )
             return -sum(log_marginal(fit, group, case.slopes) for group in groups) / len(
                 data.rows.y
             )
@@ -213,7 +239,7 @@ def in_units(table: pd.DataFrame, case: Case) -> pd.DataFrame:
 
 
 def tabulated(fit: Fit, case: Case, data: FederatedData) -> pd.DataFrame:
-    """A fit by the names that `shared_effects` has for its numbers."""
+    """A fit by the names that `run.posterior.shared` has for its values."""
     root = np.asarray(fit.root)
     covariance = root @ root.T
     deviation = np.sqrt(np.diag(covariance))
@@ -234,7 +260,7 @@ def tabulated(fit: Fit, case: Case, data: FederatedData) -> pd.DataFrame:
 
 
 def figure(tables: dict[str, pd.DataFrame]) -> go.Figure:
-    """How far each number is from the pooled fit, in its own standard errors."""
+    """How far each value is from the pooled fit, in its standard errors."""
     chart = go.Figure()
     for name, table in tables.items():
         off = (table["estimate"] - table["pooled"]) / table["se"]
@@ -287,8 +313,8 @@ def _claims(case: Case, table: pd.DataFrame) -> list[Claim]:
 
 
 def _effects(case: Case, data: FederatedData) -> list[str]:
-    """What the effects of a group are called."""
-    return ["intercept", *(_columns(data)[place] for place in case.slopes)]
+    """Names of the effects of a group."""
+    return ["intercept", *(_columns(data)[index] for index in case.slopes)]
 
 
 def _columns(data: FederatedData) -> tuple[str, ...]:

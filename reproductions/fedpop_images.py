@@ -27,122 +27,38 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar
 
 import jax
 import numpy as np
-import optax
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from covey.algorithms.apfl import apfl
-from covey.algorithms.fedavg import fedavg
-from covey.algorithms.fedpop import fedpop
-from covey.algorithms.fedrep import fedrep
-from covey.algorithms.local import local
 from covey.core.algorithm import Algorithm
 from covey.core.cohort import uniform
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
 from covey.engines.record import Diverged
-from covey.inference.calibration import reliability
 from covey.inference.out_of_distribution import auroc, entropy
-from covey.models import cifar_cnn, gaussian, mixed_cifar_cnn
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from covey.runs.run import Run
-from reproductions.result import Claim, Report, Row, Scale, row, spread
+from reproductions.fedpop_image_figures import bars, histograms, reliability
+from reproductions.fedpop_image_settings import (
+    COLOURS,
+    FIRST_SEED,
+    FULL,
+    QUICK,
+    SETTINGS,
+    TABLE,
+    Problem,
+    Size,
+    method_of,
+)
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
-if TYPE_CHECKING:
-    from covey.core.metrics import Calibration
-
-PASSES = 11
-BATCH = 10
-SMALL = 25  # training images of a client where they are few
-DEVIATION = 0.1  # of the effects, to start from; about that of a network's own first weights
-COLOURS = {
-    "FedSOUL": "#1f6fb2",
-    "FedRep": "#d1733b",
-    "APFL": "#4f9d69",
-    "FedAvg": "#b9b9b9",
-    "Local": "#7f7f7f",
-}
-# Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body
-# for FedRep.
-SETTINGS: dict[str, tuple[float, ...]] = {
-    "FedSOUL": (0.03, 0.1),
-    "FedRep": (0.1, 0.2),
-    "APFL": (0.1, 0.03),
-    "FedAvg": (0.1, 0.03),
-    "Local": (0.1, 0.03),
-}
-TABLE = {  # the paper's table 2, CIFAR-10 and 100 clients, by the number of classes
-    2: {"FedSOUL": 91.12, "FedRep": 87.70, "APFL": 83.77, "FedAvg": 42.65, "Local": 89.79},
-    5: {"FedSOUL": 79.48, "FedRep": 75.68, "APFL": 72.29, "FedAvg": 51.78, "Local": 70.68},
-}
 Looked = TypeVar("Looked")
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
-
-
-class Problem(NamedTuple):
-    """Clients with images of some `classes`: at most `most` to train on (None: all), and `few` for
-    a share of the clients.
-    """
-
-    classes: int
-    few: int | None = None
-    share: float = 0.0
-    most: int | None = SMALL
-    images: str = "cifar10"
-
-    @property
-    def label(self) -> str:
-        """For tables and figures."""
-        some = "" if self.few is None else f", {100 * self.share:.0f} % with {self.few} images"
-        return f"{self.images}, {self.classes} classes{some}"
-
-
-class Size(NamedTuple):
-    """How large a run is.
-
-    halved: colour images at half their height and width.
-    every: rounds from one look at the validation rows to the next.
-    candidates: how many settings a method may choose from.
-    """
-
-    seeds: int
-    clients: int
-    channels: tuple[int, ...]
-    hidden: tuple[int, ...]
-    halved: bool
-    rounds: int
-    every: int
-    candidates: int
-    cohort: int = 10
-
-
-FIRST_SEED = 10  # those below were used to look for settings
-QUICK = Size(
-    seeds=1,
-    clients=20,
-    channels=(8, 16),
-    hidden=(32,),
-    halved=True,
-    rounds=60,
-    every=30,
-    candidates=1,
-)
-FULL = Size(
-    seeds=3,
-    clients=50,
-    channels=(16, 32),
-    hidden=(64,),
-    halved=True,
-    rounds=150,
-    every=50,
-    candidates=2,
-)
 
 
 def run_small(scale: Scale, report: Report) -> Reproduced:
@@ -150,10 +66,10 @@ def run_small(scale: Scale, report: Report) -> Reproduced:
     others.
     """
     if scale == "quick":
-        return small([Problem(5, 5, 0.9)], QUICK, report)
+        return small([Problem(5, 5, 0.9)], with_changes(QUICK), report)
     return small(
         [Problem(s, few, share) for s in (5, 2) for few in (5, 10) for share in (0.5, 0.1, 0.9)],
-        FULL,
+        with_changes(FULL),
         report,
     )
 
@@ -163,25 +79,27 @@ def run_table(scale: Scale, report: Report) -> Reproduced:
     the width.
     """
     if scale == "quick":
-        return table([Problem(2, most=60)], QUICK._replace(rounds=30, every=15), report)
+        return table(
+            [Problem(2, most=60)], with_changes(QUICK._replace(rounds=30, every=15)), report
+        )
     size = FULL._replace(seeds=1, channels=QUICK.channels, hidden=QUICK.hidden)
-    return table([Problem(2, most=None), Problem(5, most=None)], size, report)
+    return table([Problem(2, most=None), Problem(5, most=None)], with_changes(size), report)
 
 
 def run_calibration(scale: Scale, report: Report) -> Reproduced:
     """Figures 4 (right) and S9: how often a label is right that a model is so sure of."""
     if scale == "quick":
-        return calibration([Problem(5, 5, 0.5)], QUICK, report)
-    return calibration([Problem(2, 5, 0.5), Problem(5, 5, 0.5)], FULL, report)
+        return calibration([Problem(5, 5, 0.5)], with_changes(QUICK), report)
+    return calibration([Problem(2, 5, 0.5), Problem(5, 5, 0.5)], with_changes(FULL), report)
 
 
 def run_strange(scale: Scale, report: Report) -> Reproduced:
     """Figures 4 (left) and S8: predictive entropy of images of a kind that no client has seen."""
     digits = {Problem(5, images="mnist"): ("fashion_mnist", "notmnist")}
     return (
-        strange(digits, QUICK, report)
+        strange(digits, with_changes(QUICK), report)
         if scale == "quick"
-        else strange(digits | {Problem(5): ("svhn",)}, FULL, report)
+        else strange(digits | {Problem(5): ("svhn",)}, with_changes(FULL), report)
     )
 
 
@@ -196,7 +114,7 @@ def small(cells: list[Problem], size: Size, report: Report) -> Reproduced:
         for name, values in of.items()
     ]
     claims = [_beats(cell, of, "FedRep") for cell, of in scores.items()]
-    return rows, claims, _bars(scores)
+    return rows, claims, bars(scores)
 
 
 def table(cells: list[Problem], size: Size, report: Report) -> Reproduced:
@@ -209,7 +127,7 @@ def table(cells: list[Problem], size: Size, report: Report) -> Reproduced:
             for name in of
         ]
         claims += [_beats(cell, of, name) for name in of if name != "FedSOUL"]
-    return rows, claims, _bars(scores)
+    return rows, claims, bars(scores)
 
 
 def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
@@ -231,7 +149,7 @@ def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
         claims.append(
             Claim(f"calibration error of FedSOUL over FedRep, {cell.label}", ratio, 1.0, ratio < 1)
         )
-    return rows, claims, _reliability(found)
+    return rows, claims, reliability(found)
 
 
 def strange(cells: dict[Problem, tuple[str, ...]], size: Size, report: Report) -> Reproduced:
@@ -272,7 +190,7 @@ def strange(cells: dict[Problem, tuple[str, ...]], size: Size, report: Report) -
                         )
                     )
         curves[cell] = found[cell]["FedSOUL"][0]
-    return rows, claims, _histograms(curves)
+    return rows, claims, histograms(curves)
 
 
 def images_of(problem: Problem, size: Size, seed: int) -> FederatedData:
@@ -295,65 +213,11 @@ def _divided(images: str, classes: int, seed: int) -> FederatedData:
     return load(images, split="all", partition="classes", clients=100, classes=classes, seed=seed)
 
 
-def strangers(name: str, size: Size, number: int = 500) -> np.ndarray:
+def strangers(name: str, size: Size, count: int = 500) -> np.ndarray:
     """Images of another kind."""
     data = load(name, split="test", partition="iid", clients=1, seed=0)
     data = halved(data) if size.halved and data.rows.x.shape[1] == 32 else data
-    return np.asarray(data.rows.x[:number])
-
-
-def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
-    """A method with one of its settings, for clients with up to so many training rows.
-
-    FedSOUL's step is the variance that the law of the effects starts from: a chain then forgets in
-    one step what no row speaks of, and draws of a round are hardly correlated. Rows bend the
-    posterior further, so many of them need a shorter step; the law may become wider and not
-    narrower, as then the step would be too long. With more than a few images phi moves along a pass
-    over minibatches at the client, as FedRep's body does; with few, once a round by Adam at the
-    server. FedRep's head learns at a quarter of its body's rate.
-    """
-    whole = cifar_cnn(channels=size.channels, hidden=size.hidden)
-    cut = mixed_cifar_cnn(channels=size.channels, hidden=size.hidden)
-
-    def sgd(rate: float) -> optax.GradientTransformation:
-        return optax.sgd(rate, momentum=0.5)
-
-    if name == "FedSOUL":
-        many = rows > SMALL
-        return fedpop(
-            cut,
-            step_size=DEVIATION**2 * min(1.0, SMALL / rows),
-            draws=PASSES - 1,
-            effects=gaussian(
-                covariance="isotropic",
-                initial_scale=DEVIATION,
-                scale_bounds=(DEVIATION, 10 * DEVIATION),
-            ),
-            phi_rate=0.01 if many else None,
-            batch_size=BATCH if many else None,
-            phi_optimizer=None if many else optax.adam(3e-3),
-            beta_optimizer=optax.adam(setting),
-        )
-    if name == "FedRep":
-        return fedrep(
-            cut,
-            head_optimizer=sgd(setting / 4),
-            body_optimizer=sgd(setting),
-            batch_size=BATCH,
-            head_epochs=PASSES - 1,
-            body_epochs=1,
-        )
-    if name == "APFL":
-        return apfl(
-            whole,
-            client_optimizer=sgd(setting),
-            batch_size=BATCH,
-            epochs=PASSES // 2,
-            alpha=0.5,
-            alpha_step=setting,
-        )
-    make = {"FedAvg": fedavg, "Local": local}[name]
-    return make(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES)
+    return np.asarray(data.rows.x[:count])
 
 
 def best(
@@ -383,11 +247,11 @@ def best_of(
 
 
 def entropies(done: Run, pictures: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """For each client, the entropies of what it predicts for its own test images and for others."""
+    """For each client, the entropies of its predictions for its test images and for others."""
     data, found = done.data, []
-    number = int(data.counts("test").min())
+    count = int(data.counts("test").min())
     for start, client in zip(data.starts("test"), data.ids, strict=True):
-        kinds = {"own": data.rows.x[start : start + number], **pictures}
+        kinds = {"own": data.rows.x[start : start + count], **pictures}
         found.append(
             {
                 kind: np.asarray(entropy(done.predict(x, client=int(client))))
@@ -471,72 +335,3 @@ def halved(data: FederatedData) -> FederatedData:
 def _beats(cell: Problem, scores: dict[str, np.ndarray], other: str) -> Claim:
     value = float(scores["FedSOUL"].mean() - scores[other].mean())
     return Claim(f"accuracy of FedSOUL minus {other}, {cell.label}", value, 0.0, value > 0)
-
-
-def _bars(scores: dict[Problem, dict[str, np.ndarray]]) -> go.Figure:
-    """Accuracy by method, a group of bars a cell."""
-    chart = go.Figure()
-    for name in next(iter(scores.values())):
-        values = [of[name] for of in scores.values()]
-        bars = {"type": "data", "array": [spread(v) or 0.0 for v in values]}
-        means, labels = [float(v.mean()) for v in values], [cell.label for cell in scores]
-        chart.add_trace(
-            go.Bar(x=labels, y=means, error_y=bars, name=name, marker_color=COLOURS[name])
-        )
-    chart.update_layout(
-        title="Mean test accuracy over clients", template="plotly_white", barmode="group"
-    )
-    return chart
-
-
-def _reliability(found: dict[Problem, dict[str, list[Evaluation]]]) -> go.Figure:
-    """Accuracy against confidence, all clients of the first seed; on the diagonal a model is as
-    sure as it should be.
-    """
-    chart = make_subplots(cols=len(found), subplot_titles=[cell.label for cell in found])
-    for column, of in enumerate(found.values(), start=1):
-        for name, seeds in of.items():
-            lines = reliability(cast("Calibration", seeds[0].metrics["ece"])).dropna()
-            trace = go.Scatter(
-                x=lines["confidence"], y=lines["accuracy"], name=name, line={"color": COLOURS[name]}
-            )
-            chart.add_trace(trace.update(showlegend=column == 1), row=1, col=column)
-        chart.add_shape(
-            type="line",
-            x0=0,
-            y0=0,
-            x1=1,
-            y1=1,
-            line={"dash": "dot", "color": "#7f7f7f"},
-            row=1,
-            col=column,
-        )
-    chart.update_layout(title="Reliability", template="plotly_white")
-    chart.update_xaxes(title="confidence")
-    return chart
-
-
-def _histograms(curves: dict[Problem, list[dict[str, np.ndarray]]]) -> go.Figure:
-    """The share of a client's images by predictive entropy, a curve a client."""
-    chart = make_subplots(cols=len(curves), subplot_titles=[cell.label for cell in curves])
-    colours = ("#1f6fb2", "#d1733b", "#4f9d69")
-    edges = np.linspace(0, np.log(10), 24)
-    for column, (cell, clients) in enumerate(curves.items(), start=1):
-        for kind, colour in zip(clients[0], colours, strict=False):
-            for place, client in enumerate(clients[:10]):
-                share = np.histogram(client[kind], edges)[0] / len(client[kind])
-                name = cell.images if kind == "own" else kind
-                curve = go.Scatter(
-                    x=edges[1:],
-                    y=share,
-                    name=name,
-                    legendgroup=name,
-                    opacity=0.5,
-                    line={"color": colour},
-                )
-                chart.add_trace(curve.update(showlegend=place == 0), row=1, col=column)
-    chart.update_layout(
-        title="Predictive entropy of FedSOUL, a curve a client", template="plotly_white"
-    )
-    chart.update_xaxes(title="nats")
-    return chart

@@ -4,11 +4,12 @@ Kotelevskii et al. (2022), section 4: as the deviation sigma of the effects goes
 becomes FedAvg on the shared parameters and the mean effect, and as it goes to infinity FedRep. Both
 are shown as paths of the server's parameters over rounds, on regressions with shared features:
 
-    sigma -> 0     mixed linear regression, and FedAvg with one full-gradient step a round. A weight and its mean effect add up,
-                   and both move, so FedAvg has twice the step. The gradient is the non-centred one.
-    sigma -> inf   a linear map with little noise, and FedRep with heads trained to their optimum. FedRep holds the heads fixed
-                   where FedPop averages over their posterior, which is as narrow as the noise is
-                   small.
+    sigma -> 0     mixed linear regression, and FedAvg with one full-gradient step per round. A
+                   weight and its mean effect add up, and both move, so FedAvg has twice the step.
+                   The gradient is the non-centred one.
+    sigma -> inf   a linear map with little noise, and FedRep with heads trained to their optimum.
+                   FedRep holds the heads fixed where FedPop averages over their posterior, which is
+                   as narrow as the noise is small.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from covey.datasets.synthetic import shared_features
 from covey.engines.simulate import Simulation
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import fixed, gaussian, linear, linear_map, mixed_linear
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 SIGMAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2)
 STEP, NOISE = 0.1, 0.01
@@ -50,7 +51,7 @@ SIZES: dict[Scale, Size] = {
 
 def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure]:
     """How far FedPop's path is from FedAvg's and from FedRep's, for each sigma."""
-    size = SIZES[scale]
+    size = with_changes(SIZES[scale])
     far: dict[str, np.ndarray] = {
         "FedAvg": np.empty((size.seeds, len(SIGMAS))),
         "FedRep": np.empty((size.seeds, len(SIGMAS))),

@@ -1,4 +1,4 @@
-"""FedPop, FedRep and FedAvg on regressions with shared features and few rows a client.
+"""FedPop, FedRep and FedAvg on regressions with shared features and few rows per client.
 
 Kotelevskii et al. (2022), figure 2 and figures S1 to S6. Two measures, the less the better: the
 principal-angle distance of the features (Collins et al. 2021, definition 1) and the mean over
@@ -33,7 +33,7 @@ from covey.inference.initialisation import spectral_start
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import linear, linear_map
 from covey.runs.launch import run as run_method
-from reproductions.result import Claim, Report, Row, Scale, row, spread
+from reproductions.result import Claim, Report, Row, Scale, row, spread, with_changes
 
 LITTLE, MUCH = (
     0.1,
@@ -81,7 +81,7 @@ def run(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.Figure
     problems = [Problem(few=few, noise=noise) for few in (2, 5, 10) for noise in (LITTLE, MUCH)]
     if scale == "quick":
         problems = [Problem(few=2, noise=LITTLE), Problem(few=5, noise=MUCH)]
-    found = _grid(problems, SIZES[scale], report)
+    found = _grid(problems, with_changes(SIZES[scale]), report)
     return (
         _rows_of(found),
         [_claim(problem, seeds) for problem, seeds in found.items()],
@@ -98,7 +98,9 @@ def run_grid(scale: Scale, report: Report) -> tuple[list[Row], list[Claim], go.F
         Problem(dimensions=50),
         Problem(effects=5),
     ]
-    found = _grid(problems[3:] if scale == "quick" else problems, SIZES[scale], report)
+    found = _grid(
+        problems[3:] if scale == "quick" else problems, with_changes(SIZES[scale]), report
+    )
     return (
         _rows_of(found),
         [_against_fedrep(problem, seeds, 1.0) for problem, seeds in found.items()],
@@ -227,11 +229,10 @@ def _grid(
     problems: list[Problem], size: Size, report: Report
 ) -> dict[Problem, list[dict[str, Score]]]:
     found: dict[Problem, list[dict[str, Score]]] = {problem: [] for problem in problems}
-    for place, problem in enumerate(problems):
+    for index, problem in enumerate(problems, 1):
         for seed in range(size.seeds):
-            report(
-                f"{problem.label}, seed {seed + 1} of {size.seeds}; problem {place + 1} of {len(problems)}"
-            )
+            done = f"seed {seed + 1} of {size.seeds}; problem {index} of {len(problems)}"
+            report(f"{problem.label}, {done}")
             found[problem].append(scores(problem, seed, size.rounds))
     return found
 

@@ -1,9 +1,9 @@
-"""FedEM for mixtures on synthetic data: who takes part, how many components, clients that come
-later, and fewer rounds.
+"""FedEM for mixtures on synthetic data: partial participation, the number of components, unseen
+clients, and equal communication.
 
-Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows these for CIFAR-10; here
-they are of the data of `mixture_synthetic`, where the truth is known, with its methods, settings
-and measures.
+Marfoq et al. (2021), figure 1 and appendices J.3 and J.5. The paper shows them for CIFAR-10; here
+they use the data of `mixture_synthetic`, where the truth is known, with its methods, settings and
+measures.
 """
 
 from collections.abc import Mapping
@@ -33,25 +33,28 @@ from reproductions.mixture_synthetic import (
     trained,
     with_validation,
 )
-from reproductions.result import Claim, Report, Scale, row, spread
+from reproductions.result import Claim, Report, Scale, row, spread, with_changes
 
 RIVALS = ("Local", "FedAvg+", "pFedMe", "APFL")
 
 
 def run_sampling(scale: Scale, report: Report) -> Reproduced:
-    """Figure 1, left: a share of the clients takes part in a round."""
-    size, shares = SIZES[scale], (0.1, 1.0) if scale == "quick" else (0.1, 0.2, 0.5, 1.0)
+    """Figure 1, left: accuracy by the share of clients in each round."""
+    size, shares = (
+        with_changes(SIZES[scale]),
+        (0.1, 1.0) if scale == "quick" else (0.1, 0.2, 0.5, 1.0),
+    )
     found = {
         name: {share: np.zeros(size.seeds) for share in shares} for name in ("FedEM", "FedAvg+")
     }
-    for place, seed in enumerate(seeds_of(size)):
+    for index, seed in enumerate(seeds_of(size)):
         data, _ = problem(size, seed)
         for share in shares:
             for name, of in found.items():
                 report(
-                    f"{name}, {share:.0%} of the clients a round, seed {place + 1} of {size.seeds}"
+                    f"{name}, {share:.0%} of clients per round, seed {index + 1} of {size.seeds}"
                 )
-                of[share][place] = score(
+                of[share][index] = score(
                     trained(_usual(name), data, size, seed, share).evaluate()
                 ).mean
     rows = [
@@ -71,26 +74,24 @@ def run_sampling(scale: Scale, report: Report) -> Reproduced:
 
 
 def run_components(scale: Scale, report: Report) -> Reproduced:
-    """Figure 1, right: one to four components, and how many the held-out likelihood would
-    choose.
-    """
-    size, numbers = SIZES[scale], (1, 2, 3, 4)
-    accuracy = {number: np.zeros(size.seeds) for number in numbers}
-    nll = {number: np.zeros(size.seeds) for number in numbers}
+    """Figure 1, right: one to four components, and the count with the best held-out likelihood."""
+    size, counts = with_changes(SIZES[scale]), (1, 2, 3, 4)
+    accuracy = {count: np.zeros(size.seeds) for count in counts}
+    nll = {count: np.zeros(size.seeds) for count in counts}
     chosen = []
-    for place, seed in enumerate(seeds_of(size)):
-        report(f"{len(numbers)} numbers of components, seed {place + 1} of {size.seeds}")
+    for index, seed in enumerate(seeds_of(size)):
+        report(f"1 to {max(counts)} components, seed {index + 1} of {size.seeds}")
         data = with_validation(problem(size, seed)[0])
         choice = choose_components(
-            lambda number, data=data, seed=seed: trained(_usual("FedEM", number), data, size, seed),
-            numbers,
+            lambda count, data=data, seed=seed: trained(_usual("FedEM", count), data, size, seed),
+            counts,
         )
         chosen.append(choice.components)
-        for number in numbers:
-            nll[number][place] = choice.nll[number]
-            accuracy[number][place] = score(choice.runs[number].evaluate()).mean
-    rows = [row(f"accuracy, {number} components", accuracy[number]) for number in numbers]
-    rows += [row(f"validation nll, {number} components", nll[number]) for number in numbers]
+        for count in counts:
+            nll[count][index] = choice.nll[count]
+            accuracy[count][index] = score(choice.runs[count].evaluate()).mean
+    rows = [row(f"accuracy, {count} components", accuracy[count]) for count in counts]
+    rows += [row(f"validation nll, {count} components", nll[count]) for count in counts]
     rows.append(row("components chosen", np.array(chosen, float)))
     loss = float(np.max(nll[3] - np.min(list(nll.values()), axis=0)))
     claims = [
@@ -108,10 +109,8 @@ def run_components(scale: Scale, report: Report) -> Reproduced:
 
 
 def run_unseen(scale: Scale, report: Report) -> Reproduced:
-    """Appendix J.3: clients that come after the training, with few rows and with all of theirs; one
-    update of pi and many.
-    """
-    size, limits = SIZES[scale], (10, 30, 100, 1000)  # clients have 1000 at most
+    """Appendix J.3: unseen clients with few rows and with all; one update of pi and many."""
+    size, limits = with_changes(SIZES[scale]), (10, 30, 100, 1000)  # clients have 1000 at most
     sgd = optax.sgd(SETTINGS["FedEM"][0])
     methods = {
         "FedEM": _usual("FedEM"),
@@ -122,16 +121,16 @@ def run_unseen(scale: Scale, report: Report) -> Reproduced:
         "FedAvg+": _usual("FedAvg+"),
     }
     found = {name: {limit: np.zeros(size.seeds) for limit in limits} for name in methods}
-    for place, seed in enumerate(seeds_of(size)):
+    for index, seed in enumerate(seeds_of(size)):
         old, new = held_out(problem(size, seed)[0])
         for name, method in methods.items():
-            report(f"{name} and clients that it never saw, seed {place + 1} of {size.seeds}")
+            report(f"{name} on unseen clients, seed {index + 1} of {size.seeds}")
             done = trained(method, old, size, seed)
             for limit in limits:
                 evaluation = done.evaluate(new.limited(train_rows=limit, seed=seed))
-                # Clients count by the rows that they have, not by those that they may use: else the
-                # weights would change too.
-                found[name][limit][place] = score(replace(evaluation, data=new)).mean
+                # Clients count by all their rows, not by those they may use, so that the weights
+                # are the same for every limit.
+                found[name][limit][index] = score(replace(evaluation, data=new)).mean
     label = {10: "10 rows", 30: "30 rows", 100: "100 rows", 1000: "all rows"}
     rows = [
         row(f"accuracy, {name}, {label[limit]}", of[limit])
@@ -154,19 +153,17 @@ def run_unseen(scale: Scale, report: Report) -> Reproduced:
 
 
 def run_budget(scale: Scale, report: Report) -> Reproduced:
-    """Appendix J.5: FedEM with a third of the rounds, as it sends three models where the others
-    send one.
-    """
-    size = SIZES[scale]
+    """Appendix J.5: FedEM with a third of the rounds, as it sends three models per upload."""
+    size = with_changes(SIZES[scale])
     third = size._replace(rounds=size.rounds // 3)
     found = {name: np.zeros(size.seeds) for name in ("oracle", "FedEM", *RIVALS)}
-    for place, seed in enumerate(seeds_of(size)):
+    for index, seed in enumerate(seeds_of(size)):
         data, truth = problem(size, seed)
-        found["oracle"][place] = oracle(data, truth).mean
+        found["oracle"][index] = oracle(data, truth).mean
         for name in ("FedEM", *RIVALS):
-            report(f"{name}, seed {place + 1} of {size.seeds}")
+            report(f"{name}, seed {index + 1} of {size.seeds}")
             done = trained(_usual(name), data, third if name == "FedEM" else size, seed)
-            found[name][place] = score(done.evaluate()).mean
+            found[name][index] = score(done.evaluate()).mean
     rows = [
         row(
             f"accuracy, {name}" + (", a third of the rounds" if name == "FedEM" else ""),
@@ -197,7 +194,7 @@ def lines(
     *,
     log: bool = False,
 ) -> go.Figure:
-    """A line a method: by what is on the x axis, a value a seed."""
+    """One curve per method: the mean over seeds by what is on the x axis."""
     chart = go.Figure()
     for (name, of), colour in zip(found.items(), COLOURS, strict=False):
         values = list(of.values())
@@ -223,6 +220,6 @@ def _usual(name: str, components: int = COMPONENTS) -> Algorithm:
 
 
 def _above(claim: str, values: np.ndarray, bound: float) -> Claim:
-    """Of the mean over seeds."""
+    """A claim about the mean over seeds."""
     value = float(values.mean())
     return Claim(f"{claim}, in points", value, bound, value >= bound)

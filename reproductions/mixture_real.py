@@ -1,30 +1,30 @@
-"""FedEM for mixtures of distributions on digits, clothes, photographs and plays: the other rows of
-its table, reduced.
+"""FedEM for mixtures of distributions on digits, clothes, photographs and plays: table 2, reduced.
 
 Marfoq et al. (2021), table 2. Two cores allow no MobileNet, no 4 million characters and no 200
-rounds of all clients, so the numbers are below the paper's and only the order of the methods can be
-compared:
+rounds of all clients, so that accuracies are below the paper's and only the order of the methods
+can be compared:
 
-    digits       writers of MNIST are the clients, in place of FEMNIST's; a network with one hidden layer
-    clothes      Fashion-MNIST, labels divided by a Dirichlet law with 0.4 as the paper's EMNIST; the same network
-    photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way; a small CNN and small batches
-    plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a character LSTM of one layer
+    digits       MNIST with its writers as clients, in index of FEMNIST; one hidden layer
+    clothes      Fashion-MNIST, labels divided by a Dirichlet law with 0.4; the same network
+    photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way;
+                 a small CNN and small batches
+    plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a
+                 character LSTM of one layer
 
-All clients take part in every round and make one pass over their rows; pFedMe's five steps a
-minibatch are five times the work. At the quick scale there are four methods, and so few rounds that
-their order means little. Photographs have few rounds at the full scale too, and FedEM with three
+All clients take part in every round and make one pass over their rows; the five steps per minibatch
+of pFedMe are five times the work. At the quick scale there are four methods and too few rounds for
+their order to mean much. Photographs have few rounds at the full scale too, and FedEM with three
 times the parameters learns more slowly: after 50 rounds it has 36.5 % and a bottom decile of 20.7
-%, FedAvg 35.2 and 23.1; after 150, on the same data, 46.6 and 36.1 beside FedAvg's 42.0 and 31.1.
+%, FedAvg 35.2 and 23.1; after 150, on the same data, 46.6 and 36.1 beside 42.0 and 31.1 of FedAvg.
 Half of the clients have fewer than 65 test rows there, on which an accuracy of 20 % has a standard
-error of 5 points. Their batches were made smaller, by validation rows of other data, after a first
-run on the data scored here, 60 rounds with batches of 32, had hardly learned (FedEM 34.0 and 15.2,
+error of 5 points. Their batch size was reduced, by validation rows of other data, after a first run
+on the data scored here, 60 rounds with batches of 32, had hardly learned (FedEM 34.0 and 15.2,
 FedAvg 28.7 and 16.3).
 
-Every method has as many rates to choose from as the others, by the validation accuracy of the first
-seed, and every run is scored where its validation accuracy was best of those looked at. Test rows
-choose nothing. Means are weighted by the clients' training rows; the bottom decile is the accuracy
-of the (T/10)-th worst of T clients. The figure shows all clients, from the one served worst to the
-one served best.
+Every method chooses from the same number of step sizes, by the validation accuracy of the first
+seed, and every run is scored after the round with the best validation accuracy. Test rows choose
+nothing. Means are weighted by the clients' training rows; the bottom decile is the accuracy of the
+(T/10)-th worst of T clients. The figure shows all clients, from the worst accuracy to the best.
 """
 
 from collections.abc import Callable
@@ -54,11 +54,11 @@ from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from reproductions.fedpop_images import best_of, halved
 from reproductions.mixture_synthetic import COLOURS, Reproduced, Score, score
-from reproductions.result import Claim, Report, Row, Scale, row
+from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 METHODS = ("FedEM", "Local", "FedAvg", "FedAvg+", "FedProx", "Clustered FL", "pFedMe", "APFL")
-FEW = METHODS[:4]  # at the quick scale, where most of the time goes into compiling
-FIRST_SEED = 10  # data of those below were looked at for settings
+FEW = METHODS[:4]  # at the quick scale, where compilation takes most of the time
+FIRST_SEED = 10  # settings were explored on the seeds below
 # The paper's table 2: mean and bottom decile, in percent. Digits stand beside FEMNIST, clothes
 # beside EMNIST.
 TABLE: dict[str, dict[str, tuple[float, float]]] = {
@@ -102,12 +102,14 @@ TABLE: dict[str, dict[str, tuple[float, float]]] = {
 
 
 class Problem(NamedTuple):
-    """Clients' rows with a fifth for validation and a fifth for the test, the model, and the rates
-    that fit it.
+    """A data set with its model.
 
-    data: (clients, seed) -> rows.
-    rates: learning rates to choose from, the likeliest first; the same for all methods.
-    batch: rows of a minibatch.
+    Attributes:
+        name: Name in the table.
+        data: (clients, seed) -> rows, with a fifth for validation and a fifth for the test.
+        model: Model of all methods.
+        rates: Learning rates to choose from, the likeliest first; the same for all methods.
+        batch: Rows per minibatch.
     """
 
     name: str
@@ -118,8 +120,15 @@ class Problem(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How large a run is. every: rounds from one look at the validation rows to the next;
-    candidates: rates to choose from.
+    """Size of the experiment.
+
+    Attributes:
+        seeds: Data sets and runs.
+        clients: Number of clients.
+        rounds: Rounds per run.
+        every: Rounds from one evaluation on the validation rows to the next.
+        candidates: Number of learning rates to choose from.
+        methods: Names of the methods.
     """
 
     seeds: int
@@ -131,14 +140,14 @@ class Size(NamedTuple):
 
 
 def writers(clients: int, seed: int) -> FederatedData:
-    """The digits of those who wrote most."""
+    """The digits of the writers with the most rows."""
     data = load("mnist", split="train", by="writer")
     most = np.argsort(-data.counts("train"), kind="stable")[:clients]
     return data.subset(np.sort(most)).split(0.2, 0.2, seed=seed)
 
 
 def clothes(clients: int, seed: int) -> FederatedData:
-    """A tenth of Fashion-MNIST for each 20 clients."""
+    """Some of 200 clients of Fashion-MNIST."""
     data = load(
         "fashion_mnist", split="train", partition="dirichlet", clients=200, alpha=0.4, seed=seed
     )
@@ -152,7 +161,7 @@ def photographs(clients: int, seed: int) -> FederatedData:
 
 
 def roles(clients: int, seed: int) -> FederatedData:
-    """The longest roles, with at most 400 windows to learn from."""
+    """The longest roles, with at most 400 training windows each."""
     data = load("shakespeare", min_characters=20_000, window=20)
     longest = np.argsort(-data.counts("train"), kind="stable")[:clients]
     return (
@@ -171,14 +180,18 @@ PLAYS = Problem("plays", roles, character_lstm(hidden=32, layers=1), (3.0, 1.0))
 def run_digits(scale: Scale, report: Report) -> Reproduced:
     """MNIST by writer and Fashion-MNIST by a Dirichlet law."""
     quick = scale == "quick"
-    size = Size(1, 30, 20, 10, 1, FEW) if quick else Size(1, 100, 150, 25, 2)
+    size = with_changes(Size(1, 30, 20, 10, 1, FEW) if quick else Size(1, 100, 150, 25, 2))
     return table({DIGITS: size, CLOTHES: size}, report)
 
 
 def run_cifar10(scale: Scale, report: Report) -> Reproduced:
     """CIFAR-10 by a Dirichlet law, small CNN."""
     return table(
-        {PHOTOGRAPHS: Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)},
+        {
+            PHOTOGRAPHS: with_changes(
+                Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)
+            )
+        },
         report,
     )
 
@@ -186,12 +199,17 @@ def run_cifar10(scale: Scale, report: Report) -> Reproduced:
 def run_shakespeare(scale: Scale, report: Report) -> Reproduced:
     """Roles of Shakespeare, character LSTM."""
     return table(
-        {PLAYS: Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)}, report
+        {
+            PLAYS: with_changes(
+                Size(1, 10, 10, 5, 1, FEW) if scale == "quick" else Size(1, 30, 45, 15, 2)
+            )
+        },
+        report,
     )
 
 
 def table(problems: dict[Problem, Size], report: Report) -> Reproduced:
-    """Mean and bottom decile of every method; FedEM's should not be below FedAvg's."""
+    """Mean and bottom decile of every method; FedEM should not be below FedAvg."""
     rows: list[Row] = []
     claims: list[Claim] = []
     found: dict[str, dict[str, list[Evaluation]]] = {}
@@ -204,11 +222,11 @@ def table(problems: dict[Problem, Size], report: Report) -> Reproduced:
             rows += [
                 _row(f"bottom decile of the accuracy, {name}, {problem.name}", of, 1, paper[1])
             ]
-        for label, place in (("accuracy", 0), ("bottom decile", 1)):
+        for label, index in (("accuracy", 0), ("bottom decile", 1)):
             gap = float(
                 np.mean(
                     [
-                        a[place] - b[place]
+                        a[index] - b[index]
                         for a, b in zip(scores["FedEM"], scores["FedAvg"], strict=True)
                     ]
                 )
@@ -222,7 +240,7 @@ def table(problems: dict[Problem, Size], report: Report) -> Reproduced:
 
 
 def trained(problem: Problem, size: Size, report: Report) -> dict[str, list[Evaluation]]:
-    """What each method has on the test rows, by seed. The rate is chosen at the first."""
+    """Each method's evaluations on the test rows, by seed; the first seed chooses the rate."""
     found: dict[str, list[Evaluation]] = {name: [] for name in size.methods}
     rates: dict[str, float] = {}
     for seed in range(FIRST_SEED, FIRST_SEED + size.seeds):
@@ -231,9 +249,8 @@ def trained(problem: Problem, size: Size, report: Report) -> dict[str, list[Eval
             options = (rates[name],) if name in rates else problem.rates[: size.candidates]
             tried: dict[float, tuple[float, Evaluation]] = {}
             for rate in options:
-                report(
-                    f"{name} on {problem.name} with rate {rate:g}, seed {seed - FIRST_SEED + 1} of {size.seeds}"
-                )
+                which = f"seed {seed - FIRST_SEED + 1} of {size.seeds}"
+                report(f"{name} on {problem.name} with rate {rate:g}, {which}")
                 with suppress(Diverged):
                     tried[rate] = best(method_of(name, rate, problem), data, size, seed)
             if not tried:
@@ -246,9 +263,8 @@ def trained(problem: Problem, size: Size, report: Report) -> dict[str, list[Eval
 
 
 def best(method: Algorithm, data: FederatedData, size: Size, seed: int) -> tuple[float, Evaluation]:
-    """The best validation accuracy on the way, and the test accuracy there."""
-    # Few large chunks: compiling a program for each size of clients would take longer than running
-    # it.
+    """The best validation accuracy of the run, and the test evaluation after the same round."""
+    # Few large chunks: compiling a program for each size of clients takes longer than running it.
     done = run_method(method, data, rounds=size.every, seed=seed, chunk=20, progress=False)
     return best_of(
         done,
@@ -260,17 +276,17 @@ def best(method: Algorithm, data: FederatedData, size: Size, seed: int) -> tuple
 
 
 def method_of(name: str, rate: float, problem: Problem) -> Algorithm:
-    """A method with one of its rates: one pass over the rows in minibatches."""
+    """A method with one of its rates: one pass over the rows per round."""
     model, sgd, batch = problem.model, optax.sgd(rate), problem.batch
     if name == "FedEM":
-        # The loss of a component is weighed by q, which sum to one over the components.
+        # The loss of a component is weighted by q, which sums to one over the components.
         return mixture(model, components=3, client_optimizer=optax.sgd(3 * rate), batch_size=batch)
     if name == "FedProx":
         return fedprox(model, proximal=0.1, client_optimizer=sgd, batch_size=batch)
     if name == "Clustered FL":
         return clustered(model, client_optimizer=sgd, batch_size=batch)
     if name == "pFedMe":
-        # Its own models are those of the last minibatch and poor after a small one.
+        # Its personal models are those of the last minibatch and poor after a small one.
         return pfedme(
             model, proximal=1.0, step=0.5, inner_optimizer=sgd, inner_steps=5, local_rounds=5
         )
@@ -281,7 +297,7 @@ def method_of(name: str, rate: float, problem: Problem) -> Algorithm:
 
 
 def fairness(found: dict[str, dict[str, list[Evaluation]]]) -> go.Figure:
-    """The accuracy of the clients of the first seed, worst to best, a line a method."""
+    """Accuracy of the clients of the first seed from worst to best, one curve per method."""
     chart = make_subplots(cols=len(found), subplot_titles=list(found))
     for column, of in enumerate(found.values(), start=1):
         for (name, runs), colour in zip(of.items(), COLOURS, strict=False):
@@ -299,5 +315,5 @@ def fairness(found: dict[str, dict[str, list[Evaluation]]]) -> go.Figure:
     return chart
 
 
-def _row(quantity: str, scores: list[Score], place: int, paper: float | None) -> Row:
-    return row(quantity, np.array([one[place] for one in scores]), paper)
+def _row(quantity: str, scores: list[Score], index: int, paper: float | None) -> Row:
+    return row(quantity, np.array([one[index] for one in scores]), paper)

@@ -1,19 +1,18 @@
-"""FedEM for mixtures of distributions on data of its own assumptions: the synthetic rows of its
-tables and figures.
+"""FedEM for mixtures of distributions on synthetic data that satisfy its assumptions.
 
-Marfoq et al. (2021), tables 2 and 3. Labels of each client come from its own mixture of three
-linear models. The data follow the paper's text; the authors' generator makes labels that are no
-mixture (see `data.synthetic.mixture_of_linear`), so their numbers stand beside ours for orientation
-only. What ours are held against is an oracle that knows the models and every client's weights, the
-best that a prediction can be.
+Marfoq et al. (2021), tables 2 and 3. The labels of each client come from a mixture of three linear
+models with the client's weights. The data follow the paper's text; the authors' generator makes
+labels that are not a mixture (see `datasets.synthetic.mixture_of_linear`), so that their values
+stand beside ours for orientation only. The reference is an oracle that knows the models and every
+client's weights, the best possible prediction.
 
-All methods get the same model and rounds, and one pass over a client's rows a round in batches of
-32; pFedMe ten steps on up to 256 rows, as its own models are those of the last batch and poor after
-a small one. Each chooses its setting from as many as the others have, by the accuracy on a fifth of
-the training rows of the first data set, and is then trained on all of them. Accuracies are averaged
-over clients with weights proportional to their training rows; the bottom decile is the accuracy of
-the (T/10)-th worst of T clients. Data of other seeds than those scored here were used to look for
-settings.
+All methods have the same model and rounds, and make one pass over a client's rows per round in
+batches of 32; pFedMe makes ten steps on up to 256 rows, as its personal models are those of the
+last batch and poor after a small one. Every method chooses from the same number of settings, by the
+accuracy on a fifth of the training rows of the first data set, and is then trained on all of them.
+Accuracies are averaged over clients with weights proportional to their training rows; the bottom
+decile is the accuracy of the (T/10)-th worst of T clients. Settings were explored on data of other
+seeds than those scored here.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +43,12 @@ from covey.models import logistic
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
 from covey.runs.run import Run
-from reproductions.result import Claim, Report, Row, Scale, row, spread
+from reproductions.result import Claim, Report, Row, Scale, row, spread, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 NOISE, COMPONENTS, BATCH = 0.1, 3, 32
-FIRST_SEED = 20  # data of those below, and of 100, were looked at for settings
+FIRST_SEED = 20  # settings were explored on the seeds below, and on 100
 # Learning rates to choose from, the likeliest first; for pFedMe they are lambda.
 SETTINGS: dict[str, tuple[float, ...]] = {
     "FedEM": (10.0, 3.0, 1.0),
@@ -75,7 +74,7 @@ COLOURS = ("#1f6fb2", "#7f7f7f", "#b9b9b9", "#d1733b", "#4f9d69", "#8e6bb0", "#c
 
 
 class Size(NamedTuple):
-    """How large a run is. candidates: how many settings a method may choose from."""
+    """Size of the experiment; `candidates` is the number of settings a method chooses from."""
 
     seeds: int
     clients: int
@@ -92,15 +91,15 @@ SIZES: dict[Scale, Size] = {
 
 
 class Score(NamedTuple):
-    """The accuracy of clients in percent: mean weighted by rows, and bottom decile."""
+    """Accuracy in percent: the mean over clients, weighted by rows, and the bottom decile."""
 
     mean: float
     decile: float
 
 
 def run(scale: Scale, report: Report) -> Reproduced:
-    """Tables 2 and 3, the row of the synthetic data, and what the components are worth."""
-    size = SIZES[scale]
+    """Tables 2 and 3 on synthetic data, and how well components and weights are recovered."""
+    size = with_changes(SIZES[scale])
     found: dict[str, list[Score]] = {name: [] for name in ("oracle", *SETTINGS)}
     unseen: dict[str, list[Score]] = {name: [] for name in ("oracle", *TABLE_3)}
     cosines, errors = [], []
@@ -124,9 +123,7 @@ def run(scale: Scale, report: Report) -> Reproduced:
         old, new = held_out(data)
         unseen["oracle"].append(oracle(new, Mixture(truth.theta, truth.pi[new.ids])))
         for name in TABLE_3:
-            report(
-                f"{name} and clients that it never saw, seed {seed - FIRST_SEED + 1} of {size.seeds}"
-            )
+            report(f"{name} on unseen clients, seed {seed - FIRST_SEED + 1} of {size.seeds}")
             unseen[name].append(
                 score(trained(method_of(name, settings[name]), old, size, seed).evaluate(new))
             )
@@ -166,7 +163,7 @@ def run(scale: Scale, report: Report) -> Reproduced:
 
 
 def problem(size: Size, seed: int) -> tuple[FederatedData, Mixture]:
-    """The paper's data, and what made them."""
+    """The paper's data, and the parameters that generated them."""
     return mixture_of_linear(
         seed,
         size.clients,
@@ -204,9 +201,7 @@ def method_of(name: str, setting: float, components: int = COMPONENTS) -> Algori
 
 
 def choose(names: Sequence[str], size: Size, report: Report) -> dict[str, float]:
-    """The setting of each method that is best on a fifth of the training rows of the first data
-    set.
-    """
+    """Each method's best setting by a fifth of the training rows of the first data set."""
     candidates = {name: SETTINGS[name][: size.candidates] for name in names}
     if size.candidates == 1:
         return {name: settings[0] for name, settings in candidates.items()}
@@ -225,49 +220,46 @@ def choose(names: Sequence[str], size: Size, report: Report) -> dict[str, float]
 
 
 def with_validation(data: FederatedData, share: float = 0.2) -> FederatedData:
-    """The last of each client's training rows for validation; rows are drawn alike, so the last are
-    as good as any.
-    """
+    """The last training rows of each client as validation rows; the rows are exchangeable."""
     bounds = data.bounds.copy()
     bounds[:, 1] -= np.floor(share * data.counts("train")).astype(np.int64)
     return replace(data, bounds=bounds)
 
 
 def held_out(data: FederatedData) -> tuple[FederatedData, FederatedData]:
-    """Four fifths of the clients, and the others, who come later."""
+    """Four fifths of the clients for training, and the others as unseen clients."""
     return data.hold_out([int(client) for client in data.ids[-data.clients // 5 :]])
 
 
 def trained(
     method: Algorithm, data: FederatedData, size: Size, seed: int, share: float = 1.0
 ) -> Run:
-    """A run of all rounds, in which a share of the clients takes part at a time."""
+    """A run with a share of the clients in each round."""
     cohort = None if share == 1 else uniform(round(share * data.clients))
-    # Few large chunks: compiling a program for each size of clients would take longer than running
-    # it.
+    # Few large chunks: compiling a program for each size of clients takes longer than running it.
     return run_method(
         method, data, rounds=size.rounds, seed=seed, cohort=cohort, chunk=100, progress=False
     )
 
 
 def oracle(data: FederatedData, truth: Mixture) -> Score:
-    """Of someone who knows theta and pi: P(y = 1 | x) = sum_m pi_m P(<x, theta_m> + noise > 0)."""
+    """The score with theta and pi known: P(y = 1 | x) = sum_m pi_m P(<x, theta_m> + noise > 0)."""
     accuracy = np.empty(data.clients)
-    for place in range(data.clients):
-        x, y = data.rows_of(place, "test")
-        chance = special.ndtr(x @ truth.theta.T / NOISE) @ truth.pi[place]
-        accuracy[place] = np.mean((chance > 0.5) == y)
+    for index in range(data.clients):
+        x, y = data.rows_of(index, "test")
+        chance = special.ndtr(x @ truth.theta.T / NOISE) @ truth.pi[index]
+        accuracy[index] = np.mean((chance > 0.5) == y)
     return _scored(accuracy, data)
 
 
 def score(evaluation: Evaluation) -> Score:
-    """Of a run."""
+    """The score of an evaluation."""
     return _scored(evaluation.metrics["accuracy"].value(), evaluation.data)
 
 
 def recovery(components: np.ndarray, weights: np.ndarray, truth: Mixture) -> tuple[float, float]:
-    """The least cosine of a component with its true one, in the order that fits best, and the mean
-    error of the weights.
+    """The smallest cosine of a component with the true one, in the best order, and the mean
+    absolute error of the weights.
     """
     lengths = np.outer(np.linalg.norm(components, axis=1), np.linalg.norm(truth.theta, axis=1))
     cosine = components @ truth.theta.T / lengths
@@ -280,12 +272,12 @@ def recovery(components: np.ndarray, weights: np.ndarray, truth: Mixture) -> tup
 
 
 def seeds_of(size: Size) -> range:
-    """Of the data and of the runs on them."""
+    """Seeds of the data and of the runs."""
     return range(FIRST_SEED, FIRST_SEED + size.seeds)
 
 
 def bars(found: dict[str, list[Score]]) -> go.Figure:
-    """Mean and bottom decile by method."""
+    """Mean and bottom decile of each method."""
     chart = go.Figure()
     measures: list[tuple[str, Callable[[list[Score]], np.ndarray], str]] = [
         ("mean over clients", _means, COLOURS[0]),
@@ -306,7 +298,7 @@ def bars(found: dict[str, list[Score]]) -> go.Figure:
 
 
 def _scored(accuracy: np.ndarray, data: FederatedData) -> Score:
-    scored = ~np.isnan(accuracy)  # a client may have no rows to be scored on
+    scored = ~np.isnan(accuracy)  # a client may have no test rows
     ranked = np.sort(accuracy[scored])
     mean = np.average(accuracy[scored], weights=data.counts("train")[scored])
     return Score(100 * float(mean), 100 * float(ranked[max(len(ranked) // 10, 1) - 1]))

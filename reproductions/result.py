@@ -91,7 +91,7 @@ class Experiment(NamedTuple):
         return getattr(import_module(module), function)
 
 
-def settings(size: Size) -> Size:
+def with_changes(size: Size) -> Size:
     """The size of an experiment, with the values that `covey reproduce --set` asks for.
 
     Every experiment asks for its size here, once, before it starts.

@@ -27,7 +27,7 @@ from covey.algorithms.mb_sgd import mb_sgd
 from covey.algorithms.mixture import mixture
 from covey.algorithms.pfedme import pfedme
 from covey.algorithms.vr_fedem import vr_fedem
-from covey.core.algorithm import Algorithm, Local, Posterior, evaluate
+from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Posterior, evaluate, no_state
 from covey.core.metrics import Mean
 from covey.core.shard import Rows, Shard, all_rows
 from covey.kernels import ornstein_uhlenbeck, psgld, sgld
@@ -41,6 +41,10 @@ class Walk(NamedTuple):
 
 class Heard(NamedTuple):
     drift: jax.Array
+
+
+class Moved(NamedTuple):
+    step: jax.Array
 
 
 def remembering() -> Algorithm:
@@ -64,7 +68,7 @@ def remembering() -> Algorithm:
         fresh = aggregate.weighted / aggregate.weight + 0.1 * aggregate.plain / aggregate.count
         noise = 0.01 * jax.random.normal(key, state.theta.shape)
         new = Walk(state.theta + 0.5 * fresh + noise, state.memory + 0.1 * aggregate.plain)
-        return new, Heard(jnp.linalg.norm(fresh))
+        return new, Moved(jnp.linalg.norm(fresh))
 
     return Algorithm(
         name="remembering",
@@ -88,6 +92,37 @@ def remembering() -> Algorithm:
                 memory + jax.random.normal(key, (count, *memory.shape))
             )
         ),
+    )
+
+
+def forgetting() -> Algorithm:
+    """Not a method: clients remember nothing, predict with what they adapt at evaluation, and send
+    nested uploads of which a part is exact.
+    """
+
+    def client(key, down, state, data):
+        rows = all_rows(data)
+        total = jnp.sum(jnp.where(rows.mask, rows.rows.y, 0.0))
+        move = 0.1 * jax.random.normal(key, down.shape) - down
+        up = {"move": move, "count": data.count.astype(float)}
+        return Local(up, Empty(), Heard(total), data.count.astype(float))
+
+    def server(key, state, aggregate):
+        mean = aggregate.weighted["move"] / jnp.maximum(aggregate.weight, 1.0)
+        return state + 0.5 * mean + 0.01 * aggregate.plain["count"], Empty()
+
+    return Algorithm(
+        name="forgetting",
+        init=lambda key, spec: jax.random.normal(key, spec.rows.x.shape),
+        broadcast=lambda state: state,
+        server=server,
+        init_client=no_state,
+        client=client,
+        commit=no_state,
+        predict=lambda key, down, own, x: Normal(x @ own, jnp.ones(x.shape[0])),
+        adapt=lambda key, down, data: down + 0.01 * data.count,
+        exact=("count",),
+        hooks=Hooks(adapt_before_evaluation=True),
     )
 
 
@@ -169,9 +204,12 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
     "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
 }
 
+# Two methods that are none: between them they use every part of the seam. Engines are walked with
+# these; each real method keeps the contract that engines rely on (`test_contract.py`).
+MADE: dict[str, Callable[[], Algorithm]] = {"remembering": remembering, "forgetting": forgetting}
+
 # The same methods by other options: what a configuration can reach is walked through too.
 VARIANTS: dict[str, Callable[[], Algorithm]] = {
-    "remembering": remembering,
     "fedavg-steps": lambda: fedavg(models.linear(), steps=5, batch_size=16),
     "fedavg-full-batch": lambda: fedavg(
         models.linear(), batch_size=None, epochs=3, weighting="equal"

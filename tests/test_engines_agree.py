@@ -5,19 +5,16 @@ wrong on the way.
 import jax
 import numpy as np
 import pytest
-from methods import METHODS, VARIANTS, remembering
+from methods import MADE, METHODS, VARIANTS, remembering
 from problems import linear_gaussian
 
-from covey.algorithms.fedpop import Population
 from covey.channel import bfloat16, dithering, identity, masked, partition, top_k
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation
 
-EVERY = {**METHODS, **VARIANTS}
-# The quick tests have one method of each frame, and the one that uses every part of the seam.
-QUICK = ("fedavg", "local", "fedpop", "fedem", "mixture", "fald", "fedpa", "remembering")
+EVERY = {**MADE, **METHODS, **VARIANTS}
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {
     "full": cohort.full(),
@@ -53,7 +50,7 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        pytest.param(method, id=name, marks=() if name in MADE else pytest.mark.slow)
         for name, method in EVERY.items()
     ],
 )
@@ -73,7 +70,7 @@ def test_cohorts_with_lost_late_and_repeated_messages(scheme, data):
     assert_agree(remembering, data, rounds=8, cohort=scheme, faults=faults)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "remembering"])
+@pytest.mark.parametrize("method", MADE)
 def test_a_lossy_channel(method, data):
     # A rounding that falls the other way changes a number by up to 2^-7 of its size.
     assert_agree(
@@ -98,8 +95,8 @@ def test_a_memory_moves_by_what_was_sent(data):
 
 
 def test_a_channel_by_part(data):
-    channel = partition(Population(bfloat16(), identity()))
-    assert_agree(METHODS["fedpop"], data, channel=channel, tolerance=2**-7)
+    channel = partition({"count": identity(), "move": bfloat16()})
+    assert_agree(MADE["forgetting"], data, channel=channel, tolerance=2**-7)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +139,13 @@ def test_draws(data):
     ]
     np.testing.assert_allclose(*unseen, rtol=1e-5)
     without = Simulation(METHODS["fedavg"](), data, seed=1)
-    with pytest.raises(ValueError, match="fedavg has no posterior draws"):
+    with pytest.raises(ValueError, match="fedavg has no posterior of a client"):
         without.draws(without.start(), np.array([0]), 5)
 
 
 def test_prediction(data):
     x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    for name in ("local", "fedavg_plus"):
-        method = METHODS[name]
+    for method in MADE.values():
         engines = (
             Simulation(method(), data, seed=1),
             Loop(method(), data, seed=1, channel=identity()),

@@ -21,12 +21,12 @@ from covey.channel import (
 )
 from covey.config.catalogue import CHANNELS as CATALOGUE
 from covey.core import tree, wire
-from covey.engines.site import Header, open_body, seal
+from covey.engines.messages import Header, open_body, seal
 
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.uniform(0.3, 3.0, 60) * RANDOM.choice(
     [-1, 1, 1], 60
-)  # no number so small that it is hardly ever sent
+)  # no value so small that it is hardly ever sent
 UPLOAD = {
     "a": jnp.asarray(VALUES[:40].reshape(8, 5), jnp.float32),
     "b": jnp.asarray(VALUES[40:], jnp.float32),
@@ -43,7 +43,7 @@ WALK = {
     "block_quantisation-inf": (block_quantisation(block=100, norm="inf"), 12 * 8 + 32),
     "rand_k": (rand_k(k=9), 9 * 32 + 64),
     "natural": (natural(), 68 * 8),  # 540 bits
-    "top_k": (top_k(k=9), 9 * 32 + 7 * 8),  # 9 places of 6 bits
+    "top_k": (top_k(k=9), 9 * 32 + 7 * 8),  # 9 positions of 6 bits
     "clipping": (clipping(maximum=5.0), 60 * 32),
     "clipping-then": (clipping(maximum=5.0, then=dithering(levels=7)), 60 * 4 + 32),
     "masked": (masked("a", dithering(levels=3)), 15 * 8 + 32 + 20 * 32),
@@ -69,7 +69,7 @@ def flat(up):
 
 
 def test_the_walk_covers_the_catalogue():
-    assert {name.partition("-")[0] for name in WALK} - {"only"} == set(CATALOGUE) == set(CHANNELS)
+    assert {name.partition("-")[0] for name in WALK} - {"masked"} == set(CATALOGUE) == set(CHANNELS)
 
 
 def test_those_without_a_bound_are_the_biased_ones():
@@ -78,25 +78,24 @@ def test_those_without_a_bound_are_the_biased_ones():
 
 @every_channel
 def test_the_walk(channel, bits):
-    """Unbatched, batched and through real bytes the same numbers; bits as packed; mean and variance
+    """Unbatched, batched and through real bytes the same values; bits as packed; mean and variance
     as claimed.
     """
     keys = jax.random.split(jax.random.key(1), DRAWS)
     payloads, sent, _ = jax.jit(jax.vmap(lambda key: send(channel, key, UPLOAD)))(keys)
     shapes = jax.eval_shape(lambda key: send(channel, key, UPLOAD), keys[0])[0]
     decode = jax.jit(channel.decode)
-    for place in (0, DRAWS - 1):
-        payload, simulated = jax.tree.map(lambda leaf, at=place: leaf[at], (payloads, sent))
+    for index in (0, DRAWS - 1):
+        payload, simulated = jax.tree.map(lambda leaf, at=index: leaf[at], (payloads, sent))
         data = wire.pack(payload)
         assert channel.bits(payload) == channel.bits(shapes) == bits
-        assert (
-            0 <= 8 * len(data) - bits <= 8 * 80
-        )  # headers: type, rank and shape of each array, and a checksum
+        assert 8 * len(data) == bits + 64  # an identity and a checksum
+        assert wire.size(shapes) == len(data)
         jax.tree.map(np.testing.assert_array_equal, simulated, decode(wire.unpack(data, shapes)))
         # A sum of squares may be taken in another order when it is not one of many: the last bit of
         # a norm.
         np.testing.assert_allclose(
-            flat(simulated), flat(program(channel)(keys[place], UPLOAD)[1]), rtol=3e-7
+            flat(simulated), flat(program(channel)(keys[index], UPLOAD)[1]), rtol=3e-7
         )
         assert tree.specs(simulated) == tree.specs(UPLOAD)
     if channel.omega is None:
@@ -161,13 +160,13 @@ def test_zeros_stay_zeros_and_one_number_passes(channel, bits):
     if channel is WALK["rand_k"][0] or channel is WALK["top_k"][0]:
         with pytest.raises(
             ValueError,
-            match=r"k = 9 numbers cannot be chosen of the 1 that the upload has; choose k up to 1",
+            match=r"k = 9 values cannot be chosen of the 1 that the upload has; choose k up to 1",
         ):
             send(channel, jax.random.key(0), {"a": jnp.ones(1)})
         return
     payload, sent, _ = program(channel)(jax.random.key(0), {"a": jnp.full(1, -2.0)})
     assert sent["a"].shape == (1,)
-    assert float(sent["a"][0]) == -2.0  # a power of two, and all of its own norm
+    assert float(sent["a"][0]) == -2.0  # a power of two, and the whole norm
     assert channel.bits(payload) == tree.bits(payload)
 
 
@@ -177,10 +176,10 @@ def test_nothing_finite_comes_of_what_is_not(channel, bits):
         return program(channel)(jax.random.key(0), up)[1]
 
     for bad in (np.nan, np.inf, -np.inf):
-        for place in (0, 39):
-            up = {"a": UPLOAD["a"].ravel().at[place].set(bad).reshape(8, 5), "b": UPLOAD["b"]}
+        for index in (0, 39):
+            up = {"a": UPLOAD["a"].ravel().at[index].set(bad).reshape(8, 5), "b": UPLOAD["b"]}
             assert not np.all(np.isfinite(flat(through(up))))
-    # Squares of these overflow or vanish in float32; the numbers do not.
+    # Squares of these overflow or vanish in float32; the values do not.
     for scale in (1e25, 1e-25):
         sent = flat(through(jax.tree.map(lambda leaf, scale=scale: scale * leaf, UPLOAD)))
         assert np.all(np.isfinite(sent))
@@ -218,15 +217,15 @@ def test_a_payload_that_was_changed_or_cut_is_refused_and_its_client_named(chann
     other = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     if tree.specs(jax.tree.leaves(other)) != tree.specs(
         jax.tree.leaves(payload)
-    ):  # k numbers are k numbers of any upload
-        with pytest.raises(wire.WireError, match=r"client 12, round 3: array .* was expected"):
+    ):  # k values are k values of any upload
+        with pytest.raises(wire.WireError, match=r"client 12, round 3: .* was expected"):
             open_body(seal(Header(12, 3), other), tree.specs(payload))
 
 
 @every_channel
 def test_an_upload_without_a_number(channel, bits):
     for nothing in ((), {"a": jnp.zeros((0, 3)), "b": jnp.zeros(0)}):
-        if nothing == () and channel is WALK["only"][0]:
+        if nothing == () and channel is WALK["masked"][0]:
             continue
         payload, sent, _ = program(channel)(jax.random.key(0), nothing)
         assert channel.bits(payload) == 0

@@ -1,11 +1,15 @@
 """Imports point one way."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import covey
+from covey.config.catalogue import METHODS
 
 SOURCE = Path(__file__).parents[1] / "src" / "covey"
 ORDER = [  # rooms of one line may not import each other, except where named below
@@ -38,7 +42,7 @@ def imported_rooms(path: Path) -> set[str]:
     return rooms
 
 
-@pytest.mark.parametrize("room", LOWER)
+@pytest.mark.parametrize("room", sorted(LOWER))
 def test_rooms_import_only_lower_rooms(room):
     for path in (SOURCE / room).rglob("*.py"):
         above = imported_rooms(path) - LOWER[room] - {room, "__version__"}
@@ -50,13 +54,20 @@ def test_every_room_is_listed():
 
 
 def test_import_covey_is_light():
-    code = "import sys, covey; print(sorted({'jax', 'pandas', 'plotly', 'pydantic', 'scipy', 'xarray'} & set(sys.modules)))"
+    code = (
+        "import sys, covey; "
+        "print(sorted({'jax', 'pandas', 'plotly', 'pydantic', 'scipy', 'xarray'} & "
+        "set(sys.modules)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
 
 def test_arviz_waits_until_it_is_asked_for():
-    code = "import sys, covey.runs.launch; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & set(sys.modules)))"
+    code = (
+        "import sys, covey.runs.launch; print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & "
+        "set(sys.modules)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -64,3 +75,11 @@ def test_arviz_waits_until_it_is_asked_for():
 def test_every_public_name_exists():
     code = "import covey; [getattr(covey, name) for name in dir(covey)]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_says_one_line_of_every_public_name():
+    missing = [name for name in covey.__all__ if not re.search(rf"\b{name}\b", covey.__doc__)]
+    assert missing == ["__version__"]
+    table = covey.__doc__.partition("Methods.")[2].partition("Data and runs")[0]
+    assert sorted(re.findall(r"^ {8}(\w+)", table, re.MULTILINE)) == sorted(METHODS)
+    assert max(len(line) for line in covey.__doc__.splitlines()) <= 96  # help() indents by four

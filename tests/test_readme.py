@@ -29,9 +29,10 @@ def test_the_python_examples_run():
         intervals.loc[("switzerland", "intercept"), "lower_90"]
         > intervals.loc[("cleveland", "intercept"), "upper_90"]
     )
-    assert names["run"].predict(
-        names["new"].rows.x[:5], client="va", data=names["new"]
-    ).mean.shape == (5, 2)
+    assert names["run"].predict(names["patients"], client="va", data=names["new"]).mean.shape == (
+        5,
+        2,
+    )
 
 
 def test_the_commands_exist():

@@ -1,6 +1,58 @@
 """Covey: federated Bayesian inference over data that never leaves its owner.
 
-Names are loaded when they are first used, so that `import covey` and `covey --help` are quick.
+A run takes a method with its model and the rows of clients:
+
+    data, _ = covey.load("heart_disease").split(test=0.2, seed=1).standardised()
+    run = covey.run(covey.fedavg(covey.models.logistic()), data, rounds=20, seed=1)
+
+Methods. Each is a factory that takes a model; `help(covey.fedavg)` has its options.
+
+    Posteriors
+        fald         FA-LD: chains of federated Langevin steps sample the shared posterior
+        fedpa        FedPA: averages corrected by posterior samples of each client
+        fedpop       FedPop: mixed effects with their posterior for each client
+    EM
+        em           classical EM by sums over clients, without memories
+        fedem        FedEM: EM on sufficient statistics, with compression and partial cohorts
+        fedmissem    FedMissEM: completion of a matrix of which observers see some cells
+        vr_fedem     VR-FedEM: FedEM with variance reduction
+    One shared model
+        fedavg       FedAvg: local training and averages; FedAdam with a server optimiser
+        fedprox      FedProx: FedAvg with a proximal term
+        mb_sgd       minibatch SGD: one gradient per client and round
+    Personal models
+        apfl         APFL: a personal model mixed with the shared one
+        clustered    clustered FL: clients that contradict each other are divided
+        fedavg_plus  FedAvg+: FedAvg, fine-tuned by each client before it predicts
+        fedper       FedPer: shared and personal layers, trained together
+        fedrep       FedRep: a shared representation and personal heads, trained in turn
+        local        every client alone, the baseline
+        mixture      FedEM for mixtures: shared components, mixed by each client's weights
+        pfedme       pFedMe: personal models near a shared one
+
+Data and runs
+    load               a public data set by name
+    FederatedData      the rows of clients
+    run, Run           run a method; its metrics, posterior, predictions and evaluations
+    Algorithm          the type of a method, to write your own
+    Faults             probabilities of lost, late and repeated messages
+    choose_components  how many components a `mixture` needs
+
+Estimators in the manner of scikit-learn
+    FederatedGaussianMixture, FederatedImputer
+
+Modules
+    models     likelihoods, mixed models, models with latent variables
+    cohort     who takes part in a round
+    channel    compression of uploads
+    privacy    mechanisms, accountants, budgets
+    topology   graphs of peers
+    kernels    local optimisation and sampling
+    inference  diagnostics, calibration, coverage
+    data       federated data, splits, partitions
+    testing    the contract that every method keeps
+
+Names are loaded when they are first used, so that `import covey` does not import JAX.
 """
 
 from importlib import import_module
@@ -8,92 +60,101 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from covey import channel as channel
-    from covey import data as data
-    from covey import inference as inference
-    from covey import kernels as kernels
-    from covey import models as models
-    from covey import privacy as privacy
-    from covey import testing as testing
-    from covey import topology as topology
-    from covey.algorithms.apfl import apfl as apfl
-    from covey.algorithms.clustered import clustered as clustered
-    from covey.algorithms.em import em as em
-    from covey.algorithms.fald import fald as fald
-    from covey.algorithms.fedavg import fedavg as fedavg
-    from covey.algorithms.fedavg_plus import fedavg_plus as fedavg_plus
-    from covey.algorithms.fedem import fedem as fedem
-    from covey.algorithms.fedmissem import fedmissem as fedmissem
-    from covey.algorithms.fedpa import fedpa as fedpa
-    from covey.algorithms.fedper import fedper as fedper
-    from covey.algorithms.fedpop import fedpop as fedpop
-    from covey.algorithms.fedprox import fedprox as fedprox
-    from covey.algorithms.fedrep import fedrep as fedrep
-    from covey.algorithms.local import local as local
-    from covey.algorithms.mb_sgd import mb_sgd as mb_sgd
-    from covey.algorithms.mixture import mixture as mixture
-    from covey.algorithms.pfedme import pfedme as pfedme
-    from covey.algorithms.vr_fedem import vr_fedem as vr_fedem
-    from covey.config.model_selection import choose_components as choose_components
-    from covey.core import cohort as cohort
-    from covey.core.algorithm import Algorithm as Algorithm
-    from covey.core.faults import Faults as Faults
-    from covey.data.federated import FederatedData as FederatedData
-    from covey.datasets.loaders import load as load
-    from covey.estimators.imputer import FederatedImputer as FederatedImputer
-    from covey.estimators.mixture import FederatedGaussianMixture as FederatedGaussianMixture
-    from covey.runs.launch import run as run
-    from covey.runs.run import Run as Run
+    from covey import channel, data, inference, kernels, models, privacy, testing, topology
+    from covey.algorithms.apfl import apfl
+    from covey.algorithms.clustered import clustered
+    from covey.algorithms.em import em
+    from covey.algorithms.fald import fald
+    from covey.algorithms.fedavg import fedavg
+    from covey.algorithms.fedavg_plus import fedavg_plus
+    from covey.algorithms.fedem import fedem
+    from covey.algorithms.fedmissem import fedmissem
+    from covey.algorithms.fedpa import fedpa
+    from covey.algorithms.fedper import fedper
+    from covey.algorithms.fedpop import fedpop
+    from covey.algorithms.fedprox import fedprox
+    from covey.algorithms.fedrep import fedrep
+    from covey.algorithms.local import local
+    from covey.algorithms.mb_sgd import mb_sgd
+    from covey.algorithms.mixture import mixture
+    from covey.algorithms.pfedme import pfedme
+    from covey.algorithms.vr_fedem import vr_fedem
+    from covey.config.model_selection import choose_components
+    from covey.core import cohort
+    from covey.core.algorithm import Algorithm
+    from covey.core.faults import Faults
+    from covey.data.federated import FederatedData
+    from covey.datasets.loaders import load
+    from covey.estimators.imputer import FederatedImputer
+    from covey.estimators.mixture import FederatedGaussianMixture
+    from covey.runs.launch import run
+    from covey.runs.run import Run
+
+__all__ = [
+    "Algorithm",
+    "Faults",
+    "FederatedData",
+    "FederatedGaussianMixture",
+    "FederatedImputer",
+    "Run",
+    "__version__",
+    "apfl",
+    "channel",
+    "choose_components",
+    "clustered",
+    "cohort",
+    "data",
+    "em",
+    "fald",
+    "fedavg",
+    "fedavg_plus",
+    "fedem",
+    "fedmissem",
+    "fedpa",
+    "fedper",
+    "fedpop",
+    "fedprox",
+    "fedrep",
+    "inference",
+    "kernels",
+    "load",
+    "local",
+    "mb_sgd",
+    "mixture",
+    "models",
+    "pfedme",
+    "privacy",
+    "run",
+    "testing",
+    "topology",
+    "vr_fedem",
+]
 
 __version__ = version("covey")
 
-_PLACES = {
-    "channel": "covey.channel",
-    "cohort": "covey.core.cohort",
-    "data": "covey.data",
-    "inference": "covey.inference",
-    "kernels": "covey.kernels",
-    "models": "covey.models",
-    "privacy": "covey.privacy",
-    "testing": "covey.testing",
-    "topology": "covey.topology",
-    "em": "covey.algorithms.em:em",
-    "apfl": "covey.algorithms.apfl:apfl",
-    "fald": "covey.algorithms.fald:fald",
-    "fedavg": "covey.algorithms.fedavg:fedavg",
-    "fedavg_plus": "covey.algorithms.fedavg_plus:fedavg_plus",
-    "fedper": "covey.algorithms.fedper:fedper",
-    "fedem": "covey.algorithms.fedem:fedem",
-    "fedmissem": "covey.algorithms.fedmissem:fedmissem",
-    "fedpa": "covey.algorithms.fedpa:fedpa",
-    "fedpop": "covey.algorithms.fedpop:fedpop",
-    "fedprox": "covey.algorithms.fedprox:fedprox",
-    "fedrep": "covey.algorithms.fedrep:fedrep",
-    "local": "covey.algorithms.local:local",
-    "mb_sgd": "covey.algorithms.mb_sgd:mb_sgd",
-    "mixture": "covey.algorithms.mixture:mixture",
-    "clustered": "covey.algorithms.clustered:clustered",
-    "pfedme": "covey.algorithms.pfedme:pfedme",
-    "vr_fedem": "covey.algorithms.vr_fedem:vr_fedem",
+_ELSEWHERE = {  # the rest are modules of the package, or methods in the file of their name
     "Algorithm": "covey.core.algorithm:Algorithm",
     "Faults": "covey.core.faults:Faults",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
-    "choose_components": "covey.config.model_selection:choose_components",
     "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
-    "load": "covey.datasets.loaders:load",
     "Run": "covey.runs.run:Run",
+    "choose_components": "covey.config.model_selection:choose_components",
+    "cohort": "covey.core.cohort",
+    "load": "covey.datasets.loaders:load",
     "run": "covey.runs.launch:run",
 }
+_MODULES = ("channel", "data", "inference", "kernels", "models", "privacy", "testing", "topology")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module 'covey' has no attribute {name!r}")
-    module, _, attribute = _PLACES[name].partition(":")
+    default = f"covey.{name}" if name in _MODULES else f"covey.algorithms.{name}:{name}"
+    module, _, attribute = _ELSEWHERE.get(name, default).partition(":")
     value = import_module(module)
     return getattr(value, attribute) if attribute else value
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PLACES, "__version__"])
+    return sorted(__all__)

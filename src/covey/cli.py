@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from covey.data.federated import FederatedData
     from covey.runs.evaluation import Evaluation
     from covey.runs.run import Run
+    from reproductions.result import Experiment
 
 app = typer.Typer(
     name="covey",
@@ -140,8 +141,11 @@ def run_command(
                 soft_wrap=True,
             )
             if (directory / "config.toml").exists():
-                place = shlex.quote(str(directory))
-                command = f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out {place}"
+                quoted = shlex.quote(str(directory))
+                command = (
+                    f"covey run {shlex.quote(str(directory / 'config.toml'))} --resume --out "
+                    f"{quoted}"
+                )
                 _errors.print(Text(f"to continue: {command}"), soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
         took_part, clients = done.participants, done.data.clients
@@ -182,8 +186,12 @@ def posterior_command(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Clients that were held out from the run.")
     ] = False,
-    draws: Annotated[int, typer.Option("--draws", help="Draws per chain.")] = 1000,
-    chains: Annotated[int, typer.Option("--chains", help="Independent chains.")] = 4,
+    draws: Annotated[
+        int | None, typer.Option("--draws", help="Draws per chain; 1000 by default.")
+    ] = None,
+    chains: Annotated[
+        int | None, typer.Option("--chains", help="Independent chains; 4 by default.")
+    ] = None,
     probability: Annotated[
         float, typer.Option("--probability", help="Probability of the credible intervals.")
     ] = 0.9,
@@ -229,11 +237,18 @@ def posterior_command(
                 _console.print(Text(f"written to {out}"), soft_wrap=True)
 
 
-def _count(posterior: object, draws: int, chains: int) -> dict[str, int]:
-    """How many draws to ask for; chains of a run have been drawn already."""
+def _count(posterior: object, draws: int | None, chains: int | None) -> dict[str, int]:
+    """How many draws to ask for; those of a run's chains have been drawn already."""
     from covey.inference.posterior import SharedChains
 
-    return {} if isinstance(posterior, SharedChains) else {"count": draws, "chains": chains}
+    if not isinstance(posterior, SharedChains):
+        return {
+            "count": 1000 if draws is None else draws,
+            "chains": 4 if chains is None else chains,
+        }
+    if draws is not None or chains is not None:
+        raise ValueError("the chains of this run have been drawn: leave --draws and --chains away")
+    return {}
 
 
 def _posteriors(
@@ -244,7 +259,12 @@ def _posteriors(
     own = bool(clients) or held is not None or (not shared and has.client is not None)
     found = {}
     if shared or (not clients and held is None and (has.shared is not None or not own)):
-        found["shared parameters"] = done.posterior.shared
+        try:
+            found["shared parameters"] = done.posterior.shared
+        except ValueError as error:
+            if shared or not own:
+                raise
+            _console.print(Text(f"shared parameters: {error}"))
     if own:
         found["clients"] = done.posterior.select(clients or None, data=held)
     return found
@@ -433,7 +453,8 @@ def plan_command(
         _console.print(table)
         _console.print(
             Text(
-                "An empty cell: not accounted for there. rdp and pld take it as known who is in a round; the theorem does not."
+                "An empty cell: not accounted for there. rdp and pld take it as known who is in a "
+                "round; the theorem does not."
             ),
             soft_wrap=True,
         )
@@ -483,7 +504,8 @@ def _find_reproductions() -> None:
     clone = Path(__file__).parents[2]
     if not (clone / "reproductions" / "__init__.py").exists():
         raise ValueError(
-            "the reproductions of published results are in the source repository, not in the installed package: clone it, "
+            "the reproductions of published results are in the source repository, not in the "
+            "installed package: clone it, "
             "run `make demo` there once, and call .venv/bin/covey"
         )
     if str(clone) not in sys.path:
@@ -497,13 +519,11 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
         _find_reproductions()
         from reproductions import EXPERIMENTS
 
-        return [
-            (
-                name,
-                f"{experiment.description} ({', '.join(f'{k} {duration(s)}' for k, s in experiment.expected_seconds.items())})",
-            )
-            for name, experiment in EXPERIMENTS.items()
-        ]
+        def described(experiment: "Experiment") -> str:
+            times = [f"{k} {duration(s)}" for k, s in experiment.expected_seconds.items()]
+            return f"{experiment.description} ({', '.join(times)})"
+
+        return [(name, described(experiment)) for name, experiment in EXPERIMENTS.items()]
     from covey.config import catalogue
 
     named = {
@@ -518,8 +538,8 @@ def _listed(kind: Kind) -> list[tuple[str, str]]:
 
 
 def _print_evaluation(title: str, evaluation: "Evaluation") -> None:
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
-    _console.print(Text(f"{title}, {evaluation.split} rows: {numbers}"), soft_wrap=True)
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in evaluation.pooled.items())
+    _console.print(Text(f"{title}, {evaluation.split} rows: {shown}"), soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """`covey demo`: four hospitals and a heart-disease table that none of them would hand over.
 
-Three hospitals learn together; the fourth was never part of it. For each, a logistic regression
-trained on its own patients alone, one trained by federated averaging, one with an intercept of its
-own for each hospital (FedPop), and one on the pooled rows, which privacy forbids and the others are
-measured by. The divisions into training and test patients are repeated, as a hospital's test set
-alone is small.
+Three hospitals train together; the fourth joins afterwards. Four logistic regressions are compared
+on each hospital's test patients: one trained on its own patients alone, one by federated averaging,
+one with a random intercept for each hospital (FedPop), and one on the pooled rows, which privacy
+forbids and which is the reference. The split into training and test patients is repeated, as the
+test set of one hospital is small.
 
-Then what the mixed-effects model says and how sure it is: the effects that hospitals share, each
-hospital's own intercept, and that of the fourth as its first patients come in.
+Then the posterior of the mixed-effects model: the shared effects, each hospital's intercept, and
+that of the fourth hospital as its first patients come in.
 """
 
 from dataclasses import replace
@@ -29,7 +29,6 @@ from covey.core import atomic_files
 from covey.core.algorithm import Algorithm
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
-from covey.inference.information import shared_effects
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import logistic, mixed_logistic
 from covey.report.figures import grouped_bars, intervals
@@ -40,15 +39,18 @@ NEW = "va"
 MEASURES = {"accuracy": "higher is better", "nll": "lower is better", "ece": "lower is better"}
 METHODS = ("local", "federated", "mixed effects", "pooled")
 ROUNDS, SPLITS = 60, 2
-# the deviation of the shared effects: features are standardised, and no effect is far larger
+# prior deviation of the shared effects: features are standardised, and no effect is far larger
 PRIOR = 2.0
 FIRST = (0, 5)  # patients of the new hospital
 PROBABILITY = 0.9
 
 
 class Findings(NamedTuple):
-    """What the mixed-effects model says: estimates and intervals of the shared effects, and of each
-    hospital's intercept.
+    """Estimates and intervals of the mixed-effects model.
+
+    Attributes:
+        shared: The shared effects, one row per column of the data.
+        intercepts: Each hospital's intercept.
     """
 
     shared: pd.DataFrame
@@ -56,8 +58,11 @@ class Findings(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A line a division, hospital and method, with its measures; and the bits that the federation
-    sent in one run.
+    """Results on test patients.
+
+    Attributes:
+        lines: One row per split, hospital and method, with its measures.
+        bits: Bits that one run of federated averaging sent.
     """
 
     lines: pd.DataFrame
@@ -69,30 +74,33 @@ def main(out: Path, console: Console | None = None) -> None:
     console = Console() if console is None else console
     console.print(
         "[bold]Four hospitals, one question:[/] does this patient have heart disease?\n"
-        f"Cleveland, Hungarian and Switzerland learn together; no patient leaves a hospital. {NEW.upper()} joins afterwards.\n"
+        "Cleveland, Hungarian and Switzerland train together; no patient leaves a hospital. "
+        f"{NEW.upper()} joins afterwards.\n"
     )
     outcome = compare(console)
     console.print(table_of(outcome.lines))
     console.print(
-        f"Federated averaging sent {outcome.bits / 8e3:.0f} kB in {ROUNDS} rounds: parameters, never patients. Means ± standard "
-        f"deviations over {SPLITS} divisions into training and test patients. {NEW}* joined after the learning was done: there, "
-        "local is a model of its own rows alone, federated and pooled are the others' models as they are, and mixed effects "
-        "keeps what the others share and draws an intercept from its own rows.\n"
+        f"Federated averaging sent {outcome.bits / 8e3:.0f} kB in {ROUNDS} rounds: parameters, "
+        f"never patients. Means ± standard deviations over {SPLITS} splits into training and test "
+        f"patients. {NEW}* joined after training: there, local is a model of its rows alone, "
+        "federated and pooled are the others' models as they are, and mixed effects keeps the "
+        "shared parameters and draws an intercept given its rows.\n"
     )
     findings = find()
     console.print(table_of_effects(findings))
     console.print(
-        "Mixed effects, with standardised features: log odds of disease by a standard deviation of a feature, and the log odds "
-        f"of an average patient in each hospital. {NEW.upper()}'s interval narrows with its first patients; with none it is that "
-        "of a hospital like the others.\n"
+        "Mixed effects, with standardised features: log odds of disease per standard deviation of "
+        "a feature, and the log odds of an average patient in each hospital. "
+        f"{NEW.upper()}'s interval narrows with its first patients; without any it is that of a "
+        "hospital drawn from the population.\n"
     )
     panels = {name: by_hospital(outcome.lines, name, "mean") for name in MEASURES}
     charts = [
         grouped_bars(panels, title="Test patients", notes=MEASURES),
         intervals(
             {
-                "effects that hospitals share": findings.shared,
-                "each hospital's own intercept": findings.intercepts,
+                "shared effects": findings.shared,
+                "intercept of each hospital": findings.intercepts,
             },
             title=f"Mixed effects: estimates and {PROBABILITY:.0%} intervals",
         ),
@@ -108,9 +116,9 @@ def main(out: Path, console: Console | None = None) -> None:
 
 
 def compare(console: Console) -> Outcome:
-    """The three ways of learning, over several divisions of the rows."""
+    """The four ways of training, over several splits of the rows."""
     pieces, bits = [], 0
-    for seed in track(range(SPLITS), "learning", console=console, transient=True):
+    for seed in track(range(SPLITS), "training", console=console, transient=True):
         hospitals, new = (
             load("heart_disease").split(validation=0.0, test=0.3, seed=seed).hold_out([NEW])
         )
@@ -131,16 +139,16 @@ def compare(console: Console) -> Outcome:
             known = done.evaluate(hospitals if method == "pooled" else None, split="test").clients
             unknown = done.evaluate(new, split="test").clients.assign(name=f"{NEW}*")
             both = pd.concat([known, unknown]).rename(columns={"name": "hospital"})
-            pieces.append(both.assign(method=method, division=seed))
+            pieces.append(both.assign(method=method, split=seed))
     lines = pd.concat(pieces, ignore_index=True).filter(
-        ["division", "hospital", "method", "test_rows", *MEASURES]
+        ["split", "hospital", "method", "test_rows", *MEASURES]
     )
     return Outcome(lines, bits)
 
 
 def mixed_effects() -> Algorithm:
-    """The mixed-effects model by a kernel that needs no tuning for five patients or two hundred; it
-    takes longer to compile.
+    """The mixed-effects model with a kernel that needs no tuning, for five patients or two hundred;
+    it takes longer to compile.
     """
     return fedpop(
         mixed_logistic(),
@@ -153,25 +161,15 @@ def mixed_effects() -> Algorithm:
 
 
 def find() -> Findings:
-    """The mixed-effects model of all patients of three hospitals, and the fourth as its patients
-    come in.
+    """Fit the mixed-effects model to all patients of three hospitals, and add the fourth as its
+    patients come in.
     """
     hospitals, new = load("heart_disease").hold_out([NEW])
     hospitals, scaling = hospitals.standardised()
     new, _ = new.standardised(scaling=scaling)
-    method = mixed_effects()
-    fit = run(method, hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
-    shared = shared_effects(
-        method,
-        mixed_logistic(),
-        fit.state.theta,
-        hospitals,
-        phi_prior=PRIOR,
-        probability=PROBABILITY,
-    )
-    shared = shared.filter(like="weights[", axis=0).rename(
-        lambda label: label.removeprefix("weights[").removesuffix("]")
-    )
+    fit = run(mixed_effects(), hospitals, rounds=5 * ROUNDS, seed=0, progress=False)
+    shared = fit.posterior.shared.summary(probability=PROBABILITY).filter(like="weights[", axis=0)
+    shared = shared.rename(lambda label: label.removeprefix("weights[").removesuffix("]"))
     patients = int(new.counts("train")[0])
     arriving = {
         f"{NEW}, {count or 'no'} patients": arrived(new, count) for count in (*FIRST, patients)
@@ -186,20 +184,23 @@ def find() -> Findings:
         f"lower_{100 * PROBABILITY:g}": "low",
         f"upper_{100 * PROBABILITY:g}": "high",
     }
-    columns = list(names.values())
-    return Findings(shared.filter(columns), pd.concat(tables).rename(columns=names).filter(columns))
+    named = (
+        table.rename(columns=names).filter([*names.values()])
+        for table in (shared, pd.concat(tables))
+    )
+    return Findings(*named)
 
 
 def arrived(new: FederatedData, patients: int) -> FederatedData:
-    """The new hospital with its first patients to learn from."""
+    """The new hospital with its first patients as training rows."""
     bounds = new.bounds.copy()
     bounds[:, 1:] = np.minimum(bounds[:, 1:], bounds[:, :1] + patients)
     return replace(new, bounds=bounds)
 
 
 def table_of_effects(findings: Findings) -> Table:
-    """The second table: both kinds of effects side by side."""
-    table = Table(title="What the mixed-effects model says", title_justify="left")
+    """The second table: shared effects and intercepts side by side."""
+    table = Table(title="Posterior of the mixed-effects model", title_justify="left")
     for heading in (
         "shared effect",
         f"{PROBABILITY:.0%} interval",
@@ -220,7 +221,7 @@ def table_of_effects(findings: Findings) -> Table:
 
 
 def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std"]) -> pd.DataFrame:
-    """A row a hospital, a column a method."""
+    """One row per hospital, one column per method."""
     table = lines.pivot_table(
         index="hospital", columns="method", values=measure, aggfunc=summary, sort=False
     )
@@ -228,10 +229,10 @@ def by_hospital(lines: pd.DataFrame, measure: str, summary: Literal["mean", "std
 
 
 def table_of(lines: pd.DataFrame) -> Table:
-    """The table that the terminal shows; the best of the three in bold."""
+    """The table that the terminal shows; the best method per hospital in bold."""
     means = {measure: by_hospital(lines, measure, "mean") for measure in MEASURES}
     spreads = {measure: by_hospital(lines, measure, "std") for measure in MEASURES}
-    table = Table("hospital", "learned", title="Test patients", title_justify="left")
+    table = Table("hospital", "method", title="Test patients", title_justify="left")
     for measure, note in MEASURES.items():
         table.add_column(f"{measure}\n[dim]{note}[/]", justify="right")
     for hospital, patients in lines.groupby("hospital", sort=False)["test_rows"].first().items():

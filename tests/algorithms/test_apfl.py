@@ -78,7 +78,7 @@ def designs():
         yield np.column_stack([x, np.ones(count)]), y
 
 
-def slope(design, y, theta):
+def gradient(design, y, theta):
     return design.T @ (design @ theta - y) / len(y)
 
 
@@ -87,15 +87,17 @@ def by_hand(rounds, steps, share, share_step, weights):
     common, own, shares = np.zeros(4), np.zeros((3, 4)), np.full(3, share)
     for _ in range(rounds):
         ends = []
-        for place, (design, y) in enumerate(designs()):
-            copy, mine, a = common.copy(), own[place], shares[place]
+        for index, (design, y) in enumerate(designs()):
+            copy, mine, a = common.copy(), own[index], shares[index]
             a = np.clip(
-                a - share_step * (mine - copy) @ slope(design, y, a * mine + (1 - a) * copy), 0, 1
+                a - share_step * (mine - copy) @ gradient(design, y, a * mine + (1 - a) * copy),
+                0,
+                1,
             )
             for _ in range(steps):
-                by_own = a * slope(design, y, a * mine + (1 - a) * copy)
-                copy, mine = copy - STEP * slope(design, y, copy), mine - STEP * by_own
-            own[place], shares[place] = mine, a
+                by_own = a * gradient(design, y, a * mine + (1 - a) * copy)
+                copy, mine = copy - STEP * gradient(design, y, copy), mine - STEP * by_own
+            own[index], shares[index] = mine, a
             ends.append(copy)
         common = np.average(ends, axis=0, weights=weights)
     return common, own, shares
@@ -148,7 +150,7 @@ def test_a_new_client_trains_its_own_part_with_the_common_one_held():
     found = method.adapt(jax.random.key(0), down, whole(rows))
     mine = common.copy()
     for _ in range(7):
-        mine = mine - STEP * 0.4 * slope(design, y, 0.4 * mine + 0.6 * common)
+        mine = mine - STEP * 0.4 * gradient(design, y, 0.4 * mine + 0.6 * common)
     np.testing.assert_allclose(coefficients(found.parameters), mine, rtol=1e-10)
     assert found.alpha == 0.4
     nothing = Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(0), 12)
@@ -162,9 +164,12 @@ def test_a_new_client_trains_its_own_part_with_the_common_one_held():
     [
         (
             {"alpha": 1.5},
-            "alpha is the share of a client's own model and must be in .0, 1., got 1.5",
+            "alpha is the share of the personal model and must be in .0, 1., got 1.5",
         ),
-        ({"alpha_step": 0.0}, "alpha_step must be above 0, got 0"),
+        ({"alpha_step": 0.0}, "alpha_step must be above 0 and finite, got 0"),
+        ({"alpha": np.nan}, r"must be in \[0, 1\], got nan"),
+        ({"alpha_step": np.nan}, "alpha_step must be above 0 and finite, got nan"),
+        ({"adapt_epochs": 0}, "apfl: adapt_epochs must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options, message):

@@ -62,7 +62,21 @@ def test_one_cluster_is_fedavg():
     np.testing.assert_allclose(
         one.server.down.parameters.weight[0], plain.server.parameters.weight, rtol=1e-12
     )
-    assert [line["train_loss"] for line in lines] == [line["train_loss"] for line in plain_lines]
+    losses = [[line["train_loss"] for line in some] for some in (lines, plain_lines)]
+    np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
+def test_the_upload_is_the_change_and_its_weight_travels_beside_it():
+    """So that a channel compresses or clips the change itself, as it does for FedAvg."""
+    data = linear_gaussian(sizes=(20, 40, 30)).data
+    own, key = data.shard(1, "train"), jax.random.key(0)
+    plain = fedavg(models.linear(), **STEPS)
+    down = plain.broadcast(plain.init(key, data.spec))
+    expected = plain.client(key, down, (), own)
+    method = clustered(models.linear(), clusters=1, **STEPS)
+    found = method.client(key, method.broadcast(method.init(key, data.spec)), (), own)
+    np.testing.assert_allclose(found.up.delta.weight[0], expected.up.weight, rtol=1e-12)
+    assert found.weight == expected.weight == 40
 
 
 def test_groups_are_found_as_the_paper_divides_them_and_each_has_the_model_of_its_own_fedavg():
@@ -95,14 +109,13 @@ def directions(down, data):
     at, along = (
         jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree) for tree in (down.at, down.along)
     )
-    slopes = []
-    for place in range(data.clients):
-        x, y = data.rows_of(place, "train")
+    gradients = []
+    for index in range(data.clients):
+        x, y = data.rows_of(index, "train")
         error = x @ at.weight + at.bias - y
-        slopes.append(np.append(x.T @ error, error.sum()) / len(x))
-    return np.array(slopes) / np.linalg.norm(slopes, axis=1, keepdims=True), np.append(
-        along.weight, along.bias
-    )
+        gradients.append(np.append(x.T @ error, error.sum()) / len(x))
+    lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
+    return np.array(gradients) / lengths, np.append(along.weight, along.bias)
 
 
 @pytest.mark.slow
@@ -116,10 +129,12 @@ def test_alike_clients_stay_together():
     ("options", "message"),
     [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
-        ({"tolerance": 0}, "tolerance must be above 0, got 0"),
-        ({"apart": -1}, "apart must be at least 0, got -1"),
+        ({"tolerance": 0}, "tolerance must be above 0 and finite, got 0"),
+        ({"apart": -1}, "apart must be at least 0 and finite, got -1"),
         ({"coherence": 1.0}, r"must be in \[0, 1\), got 1"),
-        ({"patience": 0}, "patience must be at least 1 round, got 0"),
+        ({"coherence": np.nan}, r"must be in \[0, 1\), got nan"),
+        ({"tolerance": np.nan}, "tolerance must be above 0 and finite, got nan"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
     ],
 )
 def test_bad_input(options, message):

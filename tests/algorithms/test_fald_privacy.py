@@ -19,9 +19,10 @@ from covey.core import cohort
 from covey.core.algorithm import Plan
 from covey.core.keys import root_key, secret_key
 from covey.core.shard import Rows, Shard, Spec, poisson_rows, whole
-from covey.engines.round import shapes_of
-from covey.engines.site import NEVER, Answer, Header, Programs, Site, open_body, seal
-from covey.privacy import Mechanism, rdp
+from covey.engines.messages import NEVER, Answer, Header, open_body, seal
+from covey.engines.setup import shapes_of
+from covey.engines.site import Programs, Site
+from covey.privacy import LangevinMechanism, rdp
 
 DELTA, REPLICAS = 1e-3, 6000
 COUNTS = np.array([50, 150])  # the client that is attacked has p_c = 1/4
@@ -65,7 +66,7 @@ def uploads(**changes: float) -> tuple[np.ndarray, np.ndarray]:
     )
     keys = jax.random.split(jax.random.key(1, impl="threefry2x32"), REPLICAS)
     program = jax.jit(
-        jax.vmap(lambda key, data: method.client(key, down, (), data).up.delta, in_axes=(0, None))
+        jax.vmap(lambda key, data: method.client(key, down, (), data).up, in_axes=(0, None))
     )
     here, there = (program(keys, data) for data in neighbours())
     return along(here), along(there)
@@ -163,7 +164,7 @@ def test_what_a_method_says_of_itself():
     assert plain.privacy is None
     assert private.privacy is not None
     what = private.privacy(Plan(counts, cohort.weighted(2)(counts)))
-    assert what == Mechanism(
+    assert what == LangevinMechanism(
         step_size=1e-5,
         temperature=1.0,
         correlation=0.0,
@@ -180,6 +181,28 @@ def test_what_a_method_says_of_itself():
         for method in (plain, private)
     ]
     assert [info._fields for info in infos] == [("train_loss", "local_steps"), ()]
+
+
+def test_a_plan_that_hides_no_row_is_refused():
+    """Shared noise is public. Noise of 0.67 times the sensitivity is where theorem G.3 ends,
+    whatever delta is: z^2 = 2 tau p_c gamma^2 / (eta 4 C^2), which is least at the client with
+    p_c = 4 / 9 and gamma = 8 / 40.
+    """
+    counts = PROBLEM.data.counts("train")
+    plan = Plan(counts, cohort.full()(counts))
+
+    def validate(**changes):
+        fald(models.linear(), **(COMMON | {"clip": 0.5} | changes)).hooks.validate(plan)
+
+    with pytest.raises(ValueError, match="with correlation=1 all noise is shared"):
+        validate(correlation=1.0)
+    largest = (4 / 9) * (8 / 40) ** 2 / math.log(1.25)
+    validate(step_size=0.99 * largest)  # warnings are errors here
+    with pytest.warns(UserWarning, match="the privacy theorem holds for no delta") as caught:
+        validate(step_size=1.01 * largest)
+    said = float(str(caught[0].message).partition("step_size below ")[2].split(" ")[0])
+    assert said == pytest.approx(largest, rel=0.06)  # two digits
+    fald(models.linear(), **(COMMON | {"step_size": 1.0})).hooks.validate(plan)  # nothing to hide
 
 
 def test_poisson_rows_come_with_their_chance_and_no_other_rows_do():
@@ -199,11 +222,9 @@ def test_poisson_minibatches_have_the_right_gradient_on_average():
     options = {"step_size": 1e-3, "temperature": 1e-12, "local_steps": 1, "chains": 1, "keep": 1}
     keys = jax.random.split(jax.random.key(3, impl="threefry2x32"), 4000)
     some = np.asarray(
-        upload(
-            fald(models.linear(), batch_size=8, sampling="poisson", **options), keys
-        ).up.delta.weight
+        upload(fald(models.linear(), batch_size=8, sampling="poisson", **options), keys).up.weight
     )
-    every = np.asarray(upload(fald(models.linear(), **options), keys[:1]).up.delta.weight[0])
+    every = np.asarray(upload(fald(models.linear(), **options), keys[:1]).up.weight[0])
     assert np.all(np.abs(some.mean(0) - every) < 4.5 * some.std(0) / np.sqrt(4000))
 
 
@@ -220,8 +241,8 @@ def test_a_deployed_site_draws_what_the_server_cannot():
         assert jax.random.key_data(secret).tobytes() not in reply
         return np.asarray(
             open_body(
-                reply, Answer(shapes.payload, shapes.client_info, jnp.bool_(True))
-            ).payload.delta.weight
+                reply, Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
+            ).sent.payload.weight
         )
 
     as_simulated = answer(None)

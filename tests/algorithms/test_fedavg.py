@@ -2,6 +2,10 @@
 closed form.
 """
 
+import re
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +13,16 @@ import optax
 import pytest
 from problems import linear_gaussian
 
-from covey import models
+from covey import channel, models
+from covey.algorithms.apfl import apfl
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedper import fedper
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.local import local
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mixture import mixture
+from covey.algorithms.pfedme import pfedme
 from covey.core import cohort
 from covey.engines.simulate import Simulation
 
@@ -189,11 +197,63 @@ def test_partial_participation_has_the_same_mean():
     assert np.all(np.abs(np.mean(ends, 0) - parameters(whole.server.parameters)) < 4 * error)
 
 
+@pytest.mark.parametrize(
+    ("codec", "omega"),
+    [(channel.rand_k(k=2), 1.0), (channel.dithering(levels=8), 4 / (4 * 8**2))],
+    ids=["rand_k", "dithering"],
+)
+def test_a_lossy_channel_adds_noise_to_the_changes_and_none_to_the_weights(codec, omega):
+    """With one full-gradient step per round FedAvg is gradient descent, and the channel's noise at
+    the optimum keeps it at a mean squared distance of at most V / (1 - r^2): V the variance that
+    the noise adds to a step, r the slowest contraction.
+    """
+    method = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None)
+    engine = Simulation(method, PROBLEM.data, seed=0, channel=codec)
+    state, squares = engine.start(), []
+    for _ in range(4):
+        state, _ = engine.advance(state, 500)
+        error = parameters(state.server.parameters) - PROBLEM.least_squares
+        squares.append(error @ error)
+    share = COUNTS / COUNTS.sum()
+    changes = [STEP * hessian @ (PROBLEM.least_squares - mean) for hessian, mean in curvatures()]
+    variance = sum(w**2 * omega * change @ change for w, change in zip(share, changes, strict=True))
+    hessian = sum(w * one for w, (one, _) in zip(share, curvatures(), strict=True))
+    contraction = 1 - STEP * np.linalg.eigvalsh(hessian)[0]
+    assert np.mean(squares) < variance / (1 - contraction**2)
+
+
+SGD = {"client_optimizer": optax.sgd(STEP), "batch_size": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "shared"),
+    [
+        (fedavg(models.linear(), **SGD), lambda server: server.parameters),
+        (mixture(models.linear(), components=1, **SGD), lambda server: server.parameters),
+        (pfedme(models.linear(), proximal=2.0, step=0.4), lambda server: server.parameters),
+        (apfl(models.linear(), **SGD), lambda server: server.parameters),
+        (
+            fedper(models.split_network(models.linear(), personal="bias"), **SGD),
+            lambda server: server.shared.parameters,
+        ),
+    ],
+    ids=["fedavg", "mixture", "pfedme", "apfl", "fedper"],
+)
+def test_clipping_bounds_a_clients_change(method, shared):
+    """With one client the average is its change: as long as the clipping allows."""
+    one = PROBLEM.data.subset(np.array([1]))
+    engine = Simulation(method, one, seed=0, channel=channel.clipping(maximum=1e-3))
+    start = engine.start()
+    state, _ = engine.advance(start, 1)
+    moved = jax.tree.map(jnp.subtract, shared(start.server), shared(state.server))
+    assert optax.tree.norm(moved) == pytest.approx(1e-3, rel=1e-6)
+
+
 def test_local_is_gradient_descent_on_every_clients_own_rows():
     method = local(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=100)
     _, state, lines = fit(method, 10)
-    for place, (hessian, mean) in enumerate(curvatures()):
-        mine = jax.tree.map(lambda leaf, at=place: leaf[at], state.nodes.state.parameters)
+    for index, (hessian, mean) in enumerate(curvatures()):
+        mine = jax.tree.map(lambda leaf, at=index: leaf[at], state.nodes.state.parameters)
         expected = mean - np.linalg.matrix_power(np.eye(4) - STEP * hessian, 1000) @ mean
         np.testing.assert_allclose(parameters(mine), expected, rtol=1e-5, atol=1e-6)
     assert all(line["bits_up"] == 0 for line in lines)
@@ -214,15 +274,58 @@ def test_fedavg_plus_trains_as_fedavg_and_predicts_after_tuning():
     )
 
 
+def test_fedprox_is_stable_by_default_for_any_penalty():
+    _, state, _ = fit(fedprox(models.linear(), proximal=1e3, batch_size=None, steps=50), 3)
+    assert np.all(np.isfinite(parameters(state.server.parameters)))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: fedavg(models.linear(), batch_size=0), "batch_size must be at least 1, got 0"),
-        (lambda: fedavg(models.linear(), epochs=0), "epochs must be at least 1"),
-        (lambda: fedavg(models.linear(), steps=-1), "steps must be at least 1"),
-        (lambda: fedprox(models.linear(), proximal=-1.0), "proximal must be at least 0"),
+        (lambda: fedavg(models.linear(), epochs=0), "fedavg: epochs must be at least 1, got 0"),
+        (lambda: fedavg(models.linear(), steps=-1), "steps must be at least 1, got -1"),
+        (lambda: fedavg_plus(models.linear(), tune_epochs=0), "fedavg_plus: tune_epochs must be"),
+        (lambda: local(models.linear(), adapt_epochs=0), "local: adapt_epochs must be at least 1"),
+        (lambda: mb_sgd(models.linear(), batch_size=0), "mb_sgd: batch_size must be at least 1"),
+        (lambda: fedprox(models.linear(), proximal=-1.0), "proximal must be at least 0 and finite"),
+        (lambda: fedprox(models.linear(), proximal=np.nan), "at least 0 and finite, got nan"),
     ],
 )
 def test_bad_options(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+WRONG = {
+    "fedavg(models.mixed_linear())": "fedavg: a model .* is needed, got 'mixed_linear'",
+    "apfl(models.mixed_linear())": "apfl: a model .* is needed, got 'mixed_linear'",
+    "fedrep(models.linear())": "fedrep: a mixed model.* is needed, got 'linear'",
+    "fedper(7)": "fedper: a mixed model.* is needed, got 7 of type int",
+    "mixture(models.logistic)": r"mixture: the model is the function logistic .* logistic\(\)",
+    "fedavg(LINEAR, epochs=1.5)": "fedavg: epochs must be a whole number, got 1.5",
+    "fedavg(LINEAR, epochs=None)": "fedavg: epochs must be a whole number, got None",
+    "mixture(LINEAR, components=2.0)": "mixture: components must be a whole number, got 2.0",
+    "fedavg(LINEAR, client_optimizer=optax.sgd)": r"client_optimizer .* optax.sgd\(0.1\)",
+    "fedprox(LINEAR, proximal=1, server_optimizer=0.1)": "fedprox: server_optimizer .* got 0.1",
+    "apfl(LINEAR, weighting='row')": "apfl: weighting must be 'rows' or 'equal', got 'row'",
+}
+
+
+def test_wrong_models_and_options_are_refused_in_one_line():
+    """In a process of its own: in tests the types of arguments are checked before these checks."""
+    code = """
+import sys, optax
+from covey import apfl, fedavg, fedper, fedprox, fedrep, mixture, models
+LINEAR = models.linear()
+for call in sys.argv[1:]:
+    try:
+        eval(call)
+    except ValueError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *WRONG], capture_output=True, text=True, check=True
+    )
+    for line, message in zip(done.stdout.splitlines(), WRONG.values(), strict=True):
+        assert re.match(f"(.*: )?{message}", line), line

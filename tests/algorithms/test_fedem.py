@@ -11,16 +11,19 @@ import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Oracle
 
+import covey
 from covey import models
 from covey.algorithms.em import em
 from covey.algorithms.fedem import checked_steps, fedem, next_rows
+from covey.algorithms.memory import memory_rate_for, need_memory_rate, warm_up_rounds
 from covey.algorithms.vr_fedem import vr_fedem
-from covey.channel import dithering
+from covey.channel import dithering, rand_k
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.core.keys import Stream, key_for, root_key
-from covey.core.shard import Batch, Rows, some_rows, whole
+from covey.core.shard import Batch, Rows, Spec, some_rows, whole
 from covey.data.federated import FederatedData
+from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
 
 MEANS = np.array([[-1.5, 0.5], [0.5, -1.0], [2.0, 2.0]])
@@ -81,9 +84,15 @@ def test_without_compression_it_is_classical_em_step_for_step(method):
     for step in range(1, 6):
         state, lines = engine.advance(state, 1)
         oracle = Oracle(
-            3, covariance_type="tied", max_iter=step, tol=0, reg_covar=1e-6, weights_init=START["weights"], means_init=MEANS,
+            3,
+            covariance_type="tied",
+            max_iter=step,
+            tol=0,
+            reg_covar=1e-6,
+            weights_init=START["weights"],
+            means_init=MEANS,
             precisions_init=np.linalg.inv(START["start_covariance"]),
-        ).fit(x)  # fmt: skip
+        ).fit(x)
         theta = state.server.theta
         np.testing.assert_allclose(theta.weights, oracle.weights_, atol=1e-8)
         np.testing.assert_allclose(theta.means, oracle.means_, atol=1e-8)
@@ -228,13 +237,138 @@ def test_a_stream_goes_through_the_rows_in_order_and_starts_again():
 
 def test_step_sizes():
     falling, own = (
-        checked_steps("fedem", 0.5, 0.7, 0.1, None),
-        checked_steps("fedem", lambda step: 0.1 * step, 0.0, 0.1, None),
+        checked_steps("fedem", 0.5, 0.7, None),
+        checked_steps("fedem", lambda step: 0.1 * step, 0.0, None),
     )
     np.testing.assert_allclose(
-        [falling.gamma(step) for step in (0, 1, 9)], [0.5, 0.5 / 2**0.7, 0.5 / 10**0.7]
+        [falling(step) for step in (0, 1, 9)], [0.5, 0.5 / 2**0.7, 0.5 / 10**0.7]
     )
-    assert own.gamma(3) == pytest.approx(0.3)
+    assert own(3) == pytest.approx(0.3)
+
+
+def told(method, omega):
+    """The method, told the channel's omega as an engine tells it."""
+
+    class Told(Spec):
+        pass
+
+    Told.omega = omega
+    return method._replace(init=lambda key, spec: method.init(key, Told(*spec[:5])))
+
+
+def vr(model, **options):
+    return vr_fedem(model, inner=10, batch_size=20, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*memory_rate=0.5 is above")
+@pytest.mark.parametrize("make", [fedem, pytest.param(vr, marks=pytest.mark.slow)])
+def test_by_default_the_memory_rate_is_the_one_the_channel_allows(make):
+    """One of 13 values travels, omega = 12: at the rate 0.5 the memories grow until nothing is
+    finite.
+    """
+    data, options = mixture_data(), {"step_size": 0.05}
+    ends = {}
+    for name, method in (
+        ("default", told(make(tied(), **options), 12.0)),
+        ("too fast", make(tied(), memory_rate=0.5, **options)),
+    ):
+        engine = Simulation(method, data, seed=2, channel=rand_k(k=1), chunk=4)
+        try:
+            state, lines = engine.advance(engine.start(), 300)
+            assert float(state.server.memory_rate) == pytest.approx(1 / 13)
+            ends[name] = lines[-1]["field_norm"]
+        except Diverged as error:
+            ends[name] = len(error.lines)
+    assert ends["default"] < 0.1
+    assert ends["too fast"] < 100  # rounds, and then the run stopped
+
+
+def test_a_memory_rate_that_the_channel_does_not_allow_is_warned_of():
+    assert memory_rate_for(None, 0.0) == 1.0
+    assert memory_rate_for(None, 3.0) == 0.25
+    assert memory_rate_for(0.25, 3.0) == 0.25
+    assert memory_rate_for(0.5, None) == 0.5
+    with pytest.warns(UserWarning, match=r"memory_rate=0.5 is above 1 / \(1 \+ omega\) = 0.25"):
+        need_memory_rate("fedem", 0.5, 3.0)
+    with pytest.raises(
+        ValueError, match=r"the channel is biased .* give one, e.g. memory_rate=0.1"
+    ):
+        need_memory_rate("fedem", None, None)
+
+
+@pytest.mark.filterwarnings("ignore:.*memory_rate=0.5 is above")
+def test_a_run_that_diverges_names_the_memory_rate():
+    method = fedem(tied(), step_size=0.1, memory_rate=0.5)
+    with pytest.raises(Diverged, match=r"memory_rate=0.5, and a channel with the bound omega"):
+        covey.run(method, mixture_data(), rounds=100, seed=2, channel=rand_k(k=1))
+    down = em(tied()).broadcast(em(tied()).init(jax.random.key(0), mixture_data().spec))
+    assert "em keeps no memories" in em(tied()).hooks.diagnose(down, None)
+
+
+def local_field(model, data, client, statistics, theta):
+    """c_i h_i at the server's statistics."""
+    rows = jax.tree.map(jnp.asarray, data.rows_of(client, "train"))
+    batch = Batch(rows, jnp.ones(len(rows.y), bool))
+    count = len(rows.y)
+    found = model.statistics(theta, batch)
+    return jax.tree.map(lambda s, shat: np.asarray(s - count * shat), found, statistics)
+
+
+@pytest.mark.parametrize("make", [fedem, vr])
+def test_memories_that_start_at_the_first_field_as_in_the_paper(make):
+    """Without compression one round teaches them h_i(S_0), all rows used; then the paper's rounds
+    follow, the same as without memories.
+    """
+    data = mixture_data()
+    model = models.gaussian_mixture(components=3, covariance="known", **START)
+    options = {"batch_size": 5} if make is fedem else {}
+    method = told(make(model, memory_init="first", step_size=0.2, **options), 0.0)
+    engine = Simulation(method, data, seed=1, chunk=4)
+    start = engine.start()
+    state, lines = engine.advance(start, 1)
+    same = functools.partial(np.testing.assert_allclose, atol=1e-10)
+    jax.tree.map(same, state.server.statistics, start.server.statistics)
+    for client in range(data.clients):
+        wanted = local_field(model, data, client, start.server.statistics, start.server.theta)
+        jax.tree.map(
+            lambda v, h, client=client: same(v[client], h), state.nodes.state.memory, wanted
+        )
+    means = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.nodes.state.memory)
+    jax.tree.map(same, state.server.memory, means)
+    assert lines[0]["bits_up"] == data.clients * 9 * 64  # what the start costs, once
+    moved, _ = engine.advance(state, 1)
+    assert float(np.abs(moved.server.statistics.first - start.server.statistics.first).max()) > 0.01
+
+
+def test_through_a_lossy_channel_the_first_field_is_learnt_to_a_hundredth():
+    """Two of nine values travel, omega = 3.5: E|h_i - V_i|^2 falls by 1 - alpha per round, for 100
+    clients that draw independently.
+    """
+    data = mixture_data(sizes=(20,) * 100)
+    model = models.gaussian_mixture(components=3, covariance="known", **START)
+    rounds = warm_up_rounds("first", 1 / 4.5)
+    assert (rounds, warm_up_rounds("first", 1.0), warm_up_rounds("zero", 0.2)) == (19, 1, 0)
+    method = told(fedem(model, memory_init="first", step_size=0.2, batch_size=5), 3.5)
+    engine = Simulation(method, data, seed=0, channel=rand_k(k=2), chunk=100)
+    start = engine.start()
+    state, _ = engine.advance(start, rounds)
+    jax.tree.map(np.testing.assert_array_equal, state.server.statistics, start.server.statistics)
+    means = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.nodes.state.memory)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, atol=1e-10), state.server.memory, means
+    )
+    left = []
+    for client in range(data.clients):
+        wanted = local_field(model, data, client, start.server.statistics, start.server.theta)
+        got = jax.tree.map(lambda leaf, client=client: leaf[client], state.nodes.state.memory)
+        left.append(squared(jax.tree.map(np.subtract, got, wanted)) / squared(wanted))
+    error = np.std(left) / np.sqrt(len(left))
+    assert 0 < np.mean(left) < 0.01 + 3 * error
+    assert error < 0.01
+
+
+def squared(statistics):
+    return sum(float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(statistics))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +378,10 @@ def test_step_sizes():
         ({"step_size": 1.5}, r"step_size must be in \(0, 1\]"),
         ({"decay": -1.0}, "decay at least 0"),
         ({"memory_rate": 1.5}, "memory_rate must be from 0 to 1"),
+        (
+            {"memory_init": "first", "memory_rate": 0.0},
+            "needs memories, and memory_rate=0 has none",
+        ),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"oracle": "stream"}, "a stream needs batch_size"),
         ({"step_size": lambda step: 0.1, "decay": 1.0}, "leave out decay"),
@@ -257,7 +395,7 @@ def test_bad_options(options, message):
 
 
 def test_clients_of_another_width_are_named():
-    with pytest.raises(ValueError, match=r"'a' has shape \(2,\) a row, 'b' has \(3,\)"):
+    with pytest.raises(ValueError, match=r"'a' has shape \(2,\) .*row, 'b' has \(3,\)"):
         FederatedData.from_clients(
             {"a": (np.zeros((4, 2)), np.zeros(4)), "b": (np.zeros((4, 3)), np.zeros(4))}
         )

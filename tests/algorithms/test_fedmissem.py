@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import special
+from scipy.stats import nbinom
 
 from covey.algorithms.fedmissem import fedmissem
 from covey.channel import dithering
 from covey.core import cohort, tree
-from covey.core.algorithm import Empty
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
 from covey.models import matrix_completion
+from covey.models.cell_families import family_of
+from covey.models.matrix_steps import largest_multiplicity
 
 J, L, OBSERVERS = 12, 9, 4
 RNG = np.random.default_rng(2)
@@ -36,6 +38,7 @@ def drawn(family, theta, rng):
         "gaussian": lambda: np.float32(theta + 0.3 * rng.normal(size=theta.shape)),
         "bernoulli": lambda: rng.random(theta.shape) < special.expit(theta),
         "poisson": lambda: rng.poisson(np.exp(theta)),
+        "negative_binomial": lambda: rng.poisson(np.exp(theta) * rng.gamma(3, 1 / 3, theta.shape)),
     }[family]()
 
 
@@ -82,6 +85,7 @@ def objective(family, data, factors, effects=False):
         "gaussian": theta**2 / 2,
         "bernoulli": jnp.logaddexp(0.0, theta),
         "poisson": jnp.exp(theta),
+        "negative_binomial": (y + 3) * jnp.log(3 + jnp.exp(theta)),
     }[family]
     return jnp.sum(psi - y * theta) + penalty
 
@@ -95,23 +99,149 @@ def dense_sums(data):
     return count, total
 
 
-def test_the_fixed_point_is_that_of_dense_soft_impute():
+def soft_impute(data, ridge=1.0):
     """Mazumder, Hastie and Tibshirani (2010): theta = S(theta + P(Y - theta)), S lowers singular
     values by the ridge.
     """
-    data = observations(overlap=False)
     count, total = dense_sums(data)
     assert count.max() == 1
     theta = np.zeros((J, L))
     for _ in range(1000):
         left, values, right = np.linalg.svd(theta + total - count * theta, full_matrices=False)
-        theta = left * np.maximum(values - 1.0, 0) @ right
-    rank = int(np.sum(values > 1.0))
-    assert 1 < rank <= 5
-    engine = Simulation(fedmissem(model_of(), completions=1), data, seed=0)
+        theta = left * np.maximum(values - ridge, 0) @ right
+    assert 1 < np.sum(values > ridge) <= 5
+    return theta
+
+
+@pytest.mark.parametrize("form", ["alternating", "svd"])
+def test_the_fixed_point_is_that_of_dense_soft_impute(form):
+    data = observations(overlap=False)
+    engine = Simulation(fedmissem(model_of(), form=form, completions=1), data, seed=0)
     state, _ = engine.advance(engine.start(), 1000)
     u, v = state.server.factors
-    np.testing.assert_allclose(u @ v.T, theta, atol=1e-6)
+    np.testing.assert_allclose(u @ v.T, soft_impute(data), atol=1e-6)
+
+
+def algorithm_seven(data, u, v, rounds, gamma):
+    """The paper's algorithm with all cells and nothing compressed: agents send S_c - S, the
+    controller averages and takes the thresholded decomposition.
+    """
+    cells, y = np.asarray(data.rows.x), np.asarray(data.rows.y, float)
+    theta = u @ v.T
+    s = theta
+    for _ in range(rounds):
+        field = np.zeros((J, L))
+        for agent in range(OBSERVERS):
+            start, count = data.starts("train")[agent], data.counts("train")[agent]
+            mine = slice(start, start + count)
+            own = theta.copy()
+            own[tuple(cells[mine].T)] = y[mine]
+            field += (own - s) / OBSERVERS
+        s = s + gamma * field
+        left, values, right = np.linalg.svd(s, full_matrices=False)
+        theta = (left * np.maximum(values - 1.0 / OBSERVERS, 0))[:, :5] @ right[:5]
+    return s, theta
+
+
+def test_the_form_svd_is_the_papers_algorithm_step_for_step():
+    data = observations()
+    engine = Simulation(fedmissem(model_of(), form="svd", step_size=0.3), data, seed=0)
+    state = engine.start()
+    u, v = (np.asarray(leaf) for leaf in state.server.factors)
+    for rounds in (1, 4):
+        state, lines = engine.advance(state, rounds)
+    s, theta = algorithm_seven(data, u, v, 5, 0.3)
+    np.testing.assert_allclose(state.server.statistics, s, atol=1e-10)
+    u, v = state.server.factors
+    np.testing.assert_allclose(u @ v.T, theta, atol=1e-10)
+    assert lines[0]["completions"] == OBSERVERS
+    assert lines[0]["bits_up"] == OBSERVERS * 64 * (J * L + 2)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_the_form_svd_ends_where_the_alternating_one_does(family):
+    """Poisson cells take T by Newton steps on completed matrices."""
+    data = observations(family)
+    engine = Simulation(fedmissem(model_of(family), form="svd", completions=2), data, seed=0)
+    state, _ = engine.advance(engine.start(), 1000)
+    u, v = state.server.factors
+    other = paths(family, "observed")[1].server.factors
+    np.testing.assert_allclose(u @ v.T, other.rows @ other.columns.T, atol=1e-3)
+
+
+def repeated(family):
+    """Every cell is observed by each of 8 observers."""
+    rng = np.random.default_rng(5)
+    cells = np.repeat(np.argwhere(rng.random((J, L)) < 0.6), 8, axis=0)
+    y = drawn(family, TRUTH[tuple(cells.T)], rng)
+    return FederatedData.from_arrays(cells, y, np.tile(np.arange(8), len(cells) // 8))
+
+
+@pytest.mark.parametrize("family", ["gaussian", pytest.param("poisson", marks=pytest.mark.slow)])
+def test_too_few_completions_are_raised_until_the_objective_falls(family):
+    """With c = 1 where 8 are needed Gaussian factors grow without bound and Poisson ones cycle."""
+    data = repeated(family)
+    ends = {}
+    for completions in (None, 1):
+        engine = Simulation(fedmissem(model_of(family), completions=completions), data, seed=0)
+        _, lines = engine.advance(engine.start(), 200)
+        ends[completions] = lines[-1]["train_loss"]
+        assert lines[-1]["completions"] == 8 if completions is None else 1 < 8
+    assert ends[1] == pytest.approx(ends[None], abs=1e-3)
+
+
+def test_observers_who_saw_a_cell_more_than_once_count_as_often():
+    """Three observers of one cell each, seen 1, 5 and 2 times: c = 8 where the count of observers
+    would be 3.
+    """
+    cells = np.array([[0, 0]] * 8 + [[2, 1], [2, 2], [3, 1]])
+    owner = [0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2]
+    data = FederatedData.from_arrays(cells, np.linspace(5, 6, 11), owner)
+    counts = [float(largest_multiplicity(data.shard(i, "train"))) for i in range(3)]
+    assert counts == [1, 5, 2]
+    model = matrix_completion(rows=4, columns=3, rank=1, ridge=0.1)
+    engine = Simulation(fedmissem(model), data, seed=0)
+    _, lines = engine.advance(engine.start(), 60)
+    losses = [line["train_loss"] for line in lines]
+    assert lines[-1]["completions"] == 8
+    assert losses[-1] < min(losses[:20])
+
+
+@pytest.mark.parametrize("lines", [9, 5])
+def test_an_upload_may_be_about_some_lines(lines):
+    """Lines of one side do not depend on each other: a pass over all of them is the same, in more
+    rounds and with fewer values sent.
+    """
+    data = observations("poisson")
+    blocks = -(-J // lines) + -(-L // lines)
+    ends, bits = [], []
+    for per_upload, rounds in ((None, 8), (lines, 4 * blocks)):
+        method = fedmissem(model_of("poisson"), lines_per_upload=per_upload, memory_rate=0.7)
+        engine = Simulation(method, data, seed=0)
+        state, records = engine.advance(engine.start(), rounds)
+        ends.append(state.server.factors)
+        bits.append(sum(record["bits_up"] for record in records))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), *ends)
+    assert bits[0] == OBSERVERS * 64 * 8 * (5 * J + 2)
+    assert bits[1] == OBSERVERS * 64 * 4 * blocks * (5 * lines + 2)
+
+
+@pytest.mark.parametrize("dispersion", [0.5, 1e6])
+def test_the_negative_binomial_is_that_of_scipy(dispersion):
+    theta, y = jnp.linspace(-2.0, 3.0, 6), jnp.array([0.0, 1, 0, 7, 3, 40])
+    law, mean = family_of("negative_binomial", dispersion), np.exp(theta)
+    wanted = nbinom.logpmf(y, dispersion, dispersion / (dispersion + mean))
+    np.testing.assert_allclose(law.predictive(theta).log_prob(y), wanted, rtol=1e-6)
+    np.testing.assert_allclose(law.predictive(theta).variance, mean + mean**2 / dispersion)
+
+    def log_prob(theta, y):
+        return law.predictive(theta[None]).log_prob(y[None])[0]
+
+    np.testing.assert_allclose(
+        law.score(theta, y), jax.vmap(jax.grad(log_prob))(theta, y), atol=1e-6
+    )
+    bent = jax.vmap(jax.grad(law.score))(theta, y)
+    np.testing.assert_allclose(law.curvature(theta, y), -bent, atol=1e-6)
 
 
 def test_two_rounds_are_two_half_steps_on_completed_matrices():
@@ -165,6 +295,7 @@ def paths(family, curvature, effects=False):
         ("gaussian", "observed", False),
         ("poisson", "completed", False),
         ("poisson", "observed", False),
+        ("negative_binomial", "observed", False),
         pytest.param("bernoulli", "observed", True, marks=pytest.mark.slow),
         pytest.param("gaussian", "completed", True, marks=pytest.mark.slow),
         pytest.param("poisson", "observed", True, marks=pytest.mark.slow),
@@ -172,7 +303,7 @@ def paths(family, curvature, effects=False):
         pytest.param("bernoulli", "observed", False, marks=pytest.mark.slow),
     ],
 )
-def test_the_objective_never_rises_and_ends_where_its_slope_is_zero(family, curvature, effects):
+def test_the_objective_never_rises_and_ends_where_its_gradient_is_zero(family, curvature, effects):
     path, state = paths(family, curvature, effects)
     data = observations(family)
     assert dense_sums(data)[0].max() == 2  # completions
@@ -210,7 +341,7 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
     u, v = state.server.factors
     exact = paths("gaussian", "observed")[1].server.factors
     np.testing.assert_allclose(u @ v.T, exact.rows @ exact.columns.T, atol=1e-3)
-    summed = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), state.nodes.state)
+    summed = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), state.nodes.state.memory)
     jax.tree.map(
         lambda m, total: np.testing.assert_allclose(m, total, atol=1e-8),
         state.server.memory,
@@ -226,25 +357,26 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     ]
     without, with_memory = (engine.advance(engine.start(), 6)[0].server.factors for engine in whole)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), without, with_memory)
-    remembering = whole[1].protocol.algorithm
+    remembering = whole[1].setup.algorithm
     first, shard = remembering.broadcast(whole[1].start().server), data.shard(0, "train")
     local = remembering.client(
         jax.random.key(0), first, remembering.init_client(jax.random.key(0), first, shard), shard
     )
     memory = remembering.commit(local.pending, local.up)
-    np.testing.assert_allclose(memory.rows.gradient, 0.5 * local.up.gradient)  # the rows' turn
-    assert not np.any(memory.columns.gradient)
+    np.testing.assert_allclose(memory.memory.rows.gradient, 0.5 * local.up.sums.gradient)
+    assert not np.any(memory.memory.columns.gradient)  # it was the rows' turn
     method = fedmissem(model_of(), batch_size=5, memory_rate=0.0)
     state, shard = method.init(jax.random.key(0), data.spec), data.shard(0, "train")
     down = method.broadcast(state)
-    draws = jax.jit(jax.vmap(lambda key: method.client(key, down, Empty(), shard).up.gradient))(
+    nobody = method.init_client(jax.random.key(0), down, shard)
+
+    def gradient(method, key):
+        return method.client(key, down, nobody, shard).up.sums.gradient
+
+    draws = jax.jit(jax.vmap(functools.partial(gradient, method)))(
         jax.random.split(jax.random.key(1), 4000)
     )
-    exact = (
-        fedmissem(model_of(), memory_rate=0.0)
-        .client(jax.random.key(0), down, Empty(), shard)
-        .up.gradient
-    )
+    exact = gradient(fedmissem(model_of(), memory_rate=0.0), jax.random.key(0))
     error = np.asarray(draws).std(0) / np.sqrt(len(draws))
     assert np.all(np.abs(np.asarray(draws).mean(0) - exact) <= 5 * error + 1e-12)
 
@@ -270,15 +402,11 @@ def test_held_out_counts_are_predicted_better_than_by_their_row():
     state, _ = engine.advance(engine.start(), 40)
     metric = engine.evaluate(state, "test")["nll"]
     fitted = float(np.sum(metric.total) / np.sum(metric.count))
-    train, test = (np.concatenate([np.arange(data.shard(c, part).count) + data.starts(part)[c] for c in range(10)])
-                   for part in ("train", "test"))  # fmt: skip
-    (j, _), values = np.asarray(data.rows.x).T, np.asarray(data.rows.y)
-    mean = (np.bincount(j[train], values[train], rows) + 1) / (
-        np.bincount(j[train], minlength=rows) + 1
-    )
-    by_row = -np.mean(
-        values[test] * np.log(mean[j[test]]) - mean[j[test]] - special.gammaln(values[test] + 1)
-    )
+    train, test = (data.rows_in(part) for part in ("train", "test"))
+    site = np.asarray(train.x)[:, 0]
+    mean = (np.bincount(site, train.y, rows) + 1) / (np.bincount(site, minlength=rows) + 1)
+    rate = mean[np.asarray(test.x)[:, 0]]
+    by_row = -np.mean(test.y * np.log(rate) - rate - special.gammaln(np.asarray(test.y) + 1))
     assert fitted < by_row - 0.1
 
 
@@ -290,9 +418,9 @@ def test_no_observer_sends_or_keeps_a_matrix():
     engine = Simulation(
         fedmissem(matrix_completion(rows=9721, columns=525, rank=2, family="poisson")), data, seed=0
     )
-    assert tree.size(engine.shapes.up) == 9721 * 2
-    assert tree.size(engine.shapes.node.state) == (9721 + 525) * 2
-    assert tree.size(engine.shapes.down) == (9721 + 525) * 2 + 1
+    assert tree.size(engine.setup.shapes.up) == 9721 * 2 + 2
+    assert tree.size(engine.setup.shapes.node.state) == (9721 + 525) * 2 + 1
+    assert tree.size(engine.setup.shapes.down) == (9721 + 525) * 2 + 3
 
 
 @pytest.mark.parametrize(
@@ -313,8 +441,14 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
     _, lines = engine.advance(engine.start(), 2)
     assert [line["diverged"] for line in lines] == [len(wrong)] * 2
     alone = Simulation(fedmissem(model_of(family)), data.subset([1]), seed=0)
-    with pytest.raises(Diverged, match="7"):
+    with pytest.raises(Diverged, match="none of the 1 uploads"):
         alone.advance(alone.start(), 1)
+    method = alone.setup.algorithm
+    down = method.broadcast(alone.start().server)
+    assert "1 of its rows are no observations of a 12 x 9 matrix" in method.hooks.diagnose(
+        down, data.shard(1, "train")
+    )
+    assert "memory_rate=" in method.hooks.diagnose(down, data.shard(0, "train"))
 
 
 @pytest.mark.parametrize(
@@ -345,6 +479,20 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
             "rank must be from 1 to 9 for a matrix of 12 x 9, got 0; 0 goes with effect_ridge",
         ),
         (lambda: model_of(effect_ridge=-1.0), "effect_ridge must be at least 0"),
+        (lambda: model_of("negative_binomial"), 'give curvature="observed"'),
+        (lambda: model_of(dispersion=0.0), "dispersion must be above 0 and finite, got 0"),
+        (
+            lambda: fedmissem(model_of(), lines_per_upload=13),
+            "lines_per_upload must be from 1 to 12 for a matrix of 12 x 9, got 13",
+        ),
+        (
+            lambda: fedmissem(model_of(), form="svd", lines_per_upload=3),
+            'lines_per_upload is for form="alternating"',
+        ),
+        (
+            lambda: fedmissem(model_of(curvature="observed"), form="svd"),
+            'use a model with curvature="completed"',
+        ),
     ],
 )
 def test_bad_options(make, message):

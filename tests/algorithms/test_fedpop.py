@@ -2,21 +2,20 @@
 the chain are exact.
 """
 
-from dataclasses import replace
-from typing import NamedTuple
+import inspect
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pandas as pd
 import pytest
-from scipy.optimize import minimize
 
 from covey import channel, models
-from covey.algorithms.fedpop import Down, Personal, Population, fedpop
-from covey.core.algorithm import Aggregate, Empty
-from covey.core.cohort import uniform
+from covey.algorithms.fedpop import fedpop
+from covey.algorithms.fedpop_sampler import Down, Personal
+from covey.algorithms.joint import Population
+from covey.core.algorithm import Aggregate, Empty, Plan
+from covey.core.cohort import bernoulli, full, given, trace, uniform, weighted
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.node import first_node, node_round
 from covey.core.shard import Rows, Shard, Spec, whole
@@ -26,12 +25,8 @@ from covey.engines.simulate import Simulation
 from covey.kernels import ornstein_uhlenbeck, sgld
 from covey.models import Linear, MixedModel, Normal
 from covey.models.effects import Correlated, Gaussian
+from fedpop_problem import CLIENT, NOISE, SLOPES, SPEC, STEP, THETA, broadcast, log_marginal, method
 
-NOISE, STEP, SLOPES = 0.8, 0.01, (1,)
-THETA = Population(
-    Linear(np.array([0.7, -0.4]), np.array(0.3)),
-    Gaussian(np.array([0.5, -0.6]), np.log([0.9, 0.5])),
-)
 KEYS = 400
 
 
@@ -42,61 +37,13 @@ def float64():
 
 
 @pytest.fixture
-def theta():
-    return jax.tree.map(jnp.asarray, THETA)
+def down():
+    return broadcast()
 
 
 @pytest.fixture
-def down(theta):
-    return Down(theta, jnp.ones(()))
-
-
-class Client(NamedTuple):
-    """One client's rows, the columns that its effects multiply, and its exact posterior given
-    THETA.
-    """
-
-    rows: Rows
-    design: np.ndarray
-    mean: np.ndarray
-    covariance: np.ndarray
-
-    @property
-    def of_the_chain(self):
-        """The covariance of what ULA samples."""
-        precision = np.linalg.inv(self.covariance)
-        return np.linalg.inv(precision @ (np.eye(2) - STEP * precision / 2))
-
-
-def one_client(rows=12):
-    rng = np.random.default_rng(3)
-    x = rng.normal([0.5, -0.3], 1.0, (rows, 2))
-    design = np.column_stack([np.ones(rows), x[:, SLOPES[0]]])
-    fixed = x @ THETA.phi.weight + THETA.phi.bias
-    y = fixed + design @ np.array([1.4, -1.1]) + NOISE * rng.normal(size=rows)
-    prior = np.diag(np.exp(-2 * THETA.beta.log_scale))
-    covariance = np.linalg.inv(design.T @ design / NOISE**2 + prior)
-    mean = covariance @ (design.T @ (y - fixed) / NOISE**2 + prior @ THETA.beta.mean)
-    return Client(Rows(x, y), design, mean, covariance)
-
-
-CLIENT = one_client()
-
-
-SPEC = Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float)), clients=6)
-
-
-def method(*, step_size=STEP, scale=NOISE, **options):
-    return fedpop(models.mixed_linear(scale=scale, slopes=SLOPES), step_size=step_size, **options)
-
-
-def log_marginal(theta, x, y, design, noise):
-    """log p(D_i | phi, beta) of a linear mixed model, effects integrated out."""
-    mean = x @ theta.phi.weight + theta.phi.bias + design @ theta.beta.mean
-    covariance = (
-        noise**2 * jnp.eye(len(y)) + (design * jnp.exp(2 * theta.beta.log_scale)) @ design.T
-    )
-    return jax.scipy.stats.multivariate_normal.logpdf(y, mean, covariance)
+def theta(down):
+    return down.theta
 
 
 def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
@@ -189,7 +136,7 @@ def test_draws_of_any_length_are_those_of_the_posterior(down):
         first, later, more = jax.random.split(key, 3)
         personal = fed.client(first, down, fed.init_client(first, down, data), data).pending
         personal = fed.client(later, down, personal, data).pending
-        return personal.draws, fed.draws(more, down, personal, data, 50)
+        return personal.draws, fed.posterior.client(more, down, personal, data, 50)
 
     kept, described = chains(jax.random.split(jax.random.key(7), KEYS))
     assert kept.shape == (KEYS, 4, 2)
@@ -212,29 +159,6 @@ def test_draws_of_any_length_are_those_of_the_posterior(down):
         assert spread[0, 1] == pytest.approx(
             CLIENT.covariance[0, 1], abs=0.1 * np.sqrt(np.prod(np.diag(CLIENT.covariance)))
         )
-
-
-def test_annealing_is_more_noise(down):
-    """T multiplies the variance of Gaussian noise: the same draws, and the same gradients."""
-    fed = method(draws=3, burn_in=2, anneal=(16.0, 4))
-    state = fed.init(jax.random.key(0), SPEC)
-    found = [
-        float(fed.broadcast(state._replace(round=jnp.int32(number))).temperature)
-        for number in range(6)
-    ]
-    np.testing.assert_allclose(found, [16, 8, 4, 2, 1, 1])
-    data, noisier = whole(CLIENT.rows), method(scale=2 * NOISE, draws=3, burn_in=2)
-    start = Personal(jnp.zeros((3, 2)), Empty())
-
-    @jax.jit
-    def both(key):
-        return fed.client(
-            key, down._replace(temperature=jnp.asarray(4.0)), start, data
-        ), noisier.client(key, down, start, data)
-
-    warm, plain = both(jax.random.key(1))
-    for one, other in zip(jax.tree.leaves(warm[:2]), jax.tree.leaves(plain[:2]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
 def test_scaling_by_the_ratio(theta):
@@ -276,8 +200,8 @@ def test_only_the_shared_part_is_rounded():
         @jax.jit
         def sent_and_meant():
             node = first_node(fed, rounding, root, 3, down, data)
-            payload, _, _ = node_round(fed, rounding, root, 0, 3, down, node, data)
-            return rounding.decode(payload), fed.client(
+            sent, _, _ = node_round(fed, rounding, root, 0, 3, down, node, data)
+            return rounding.decode(sent.payload), fed.client(
                 key_for(root, Stream.CLIENT, 0, 3), down, node.state, data
             ).up
 
@@ -311,7 +235,7 @@ def test_a_step_that_is_too_long():
         )
         with pytest.raises(
             Diverged,
-            match=r"round 1: all 3 uploads .* \(client \d among them\); make the client's step size smaller",
+            match="round 1: none of the 3 uploads was finite",
         ):
             long.advance(long.start(), 1)
     for line in lines:
@@ -378,11 +302,11 @@ def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
         jax.random.key(0),
         Spec(Rows(jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((), float))),
     )
-    slope = Population(
+    gradient = Population(
         Linear(jnp.array([1.0, -2.0]), jnp.array(3.0)),
         Gaussian(jnp.array([0.1, 0.2]), jnp.array([9.0, -9.0])),
     )
-    aggregate = Aggregate(weighted=slope, plain=None, weight=jnp.ones(()), count=jnp.ones(()))
+    aggregate = Aggregate(weighted=gradient, plain=None, weight=jnp.ones(()), count=jnp.ones(()))
     found = fed.server(jax.random.key(0), start._replace(theta=theta), aggregate)[0].theta
     expected = THETA.phi.weight + 0.1 * (np.array([1.0, -2.0]) - THETA.phi.weight / 4)
     np.testing.assert_allclose(found.phi.weight, expected)
@@ -399,150 +323,21 @@ def test_a_client_without_rows_has_the_prior(down):
     @jax.jit
     def prior(key):
         personal = fed.adapt(key, down, nothing)
-        more = fed.draws(key, down, personal, nothing, 5000)
-        return personal.draws, more, fed.client(key, down, personal, nothing).up.phi
+        more = fed.posterior.client(key, down, personal, nothing, 5000)
+        again = fed.refresh(jax.random.fold_in(key, 1), down, personal, nothing)
+        return personal.draws, again.draws, more, fed.client(key, down, personal, nothing).up.phi
 
-    kept, described, slope = prior(jax.random.key(4))
+    kept, renewed, described, gradient = prior(jax.random.key(4))
     more = np.stack(
         [described["intercept"] - THETA.phi.bias, described["slopes"][:, 0] - THETA.phi.weight[1]],
         -1,
     )
     scale = np.exp(THETA.beta.log_scale)
-    for draws in (np.asarray(kept), more):
+    for draws in (np.asarray(kept), np.asarray(renewed), more):
         assert np.all(np.abs(draws.mean(0) - THETA.beta.mean) < 4 * scale / np.sqrt(5000))
         np.testing.assert_allclose(draws.std(0), scale, rtol=4 / np.sqrt(2 * 5000))
     assert not np.any(np.isclose(kept, more))
-    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(slope))
-
-
-def test_credible_intervals_cover():
-    """2,000 new clients with 1 to 4 rows of a random-intercept model whose phi and beta are
-    known.
-    """
-    rng, clients = np.random.default_rng(8), 2000
-    counts = rng.integers(1, 5, clients)
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    truth = 0.5 + rng.normal(size=clients)
-    x = rng.normal(size=(counts.sum(), 1))
-    y = 2 * x[:, 0] - 1 + np.repeat(truth, counts) + rng.normal(size=counts.sum())
-    law = Gaussian(jnp.array([0.5]), jnp.zeros(1))
-    down = Down(Population(Linear(jnp.array([2.0]), jnp.array(-1.0)), law), jnp.ones(()))
-    fed = fedpop(models.mixed_linear(scale=1.0), step_size=0.04, draws=1500, adapt_burn_in=150)
-    rows = Rows(jnp.asarray(x), jnp.asarray(y))
-
-    def interval(key, start, count):
-        return jnp.quantile(
-            fed.adapt(key, down, Shard(rows, start, count, 4)).draws[:, 0], jnp.array([0.05, 0.95])
-        )
-
-    keys = jax.random.split(jax.random.key(6), clients)
-    low, high = np.asarray(
-        jax.jit(jax.vmap(interval))(keys, jnp.asarray(starts), jnp.asarray(counts))
-    ).T
-    assert 0.88 < np.mean((low < truth) & (truth < high)) < 0.92
-    # The intervals of clients with more rows are shorter, by the closed form.
-    for count in (1, 4):
-        width = np.mean((high - low)[counts == count])
-        assert width == pytest.approx(
-            2 * 1.645 / np.sqrt((1 + count) * (1 - 0.02 * (1 + count))), rel=0.03
-        )
-
-
-class Fit(NamedTuple):
-    """Where the exact marginal likelihood is largest: intercept and weights of a typical client,
-    deviations, noise.
-    """
-
-    weight: np.ndarray
-    bias: float
-    scale: np.ndarray
-    noise: float
-
-
-def maximum_likelihood(clients, slopes, noise=None):
-    """Over all parameters of a linear mixed model; over the noise too where it is not given."""
-    features, effects = clients[0][0].shape[1], 1 + len(slopes)
-    sizes = {len(y) for _, y in clients}
-    alike = [
-        [
-            np.stack(part)
-            for part in zip(*[one for one in clients if len(one[1]) == size], strict=True)
-        ]
-        for size in sizes
-    ]
-
-    def split(v):
-        beta = Gaussian(jnp.zeros(effects), v[features + 1 : features + 1 + effects])
-        return Population(Linear(v[:features], v[features]), beta), jnp.exp(
-            v[-1]
-        ) if noise is None else noise
-
-    def loss(v):
-        theta, sd = split(v)
-
-        def of_client(x, y):
-            return log_marginal(
-                theta, x, y, jnp.column_stack([jnp.ones(len(y)), x[:, list(slopes)]]), sd
-            )
-
-        return -sum(jnp.sum(jax.vmap(of_client)(x, y)) for x, y in alike) / sum(
-            y.size for _, y in alike
-        )
-
-    start = np.zeros(features + 1 + effects + (noise is None))
-    best = minimize(
-        jax.jit(loss), start, jac=jax.jit(jax.grad(loss)), method="BFGS", options={"gtol": 1e-7}
-    )
-    assert best.success, best.message
-    theta, sd = split(best.x)
-    return Fit(
-        np.asarray(theta.phi.weight), float(theta.phi.bias), np.exp(theta.beta.log_scale), float(sd)
-    )
-
-
-def fitted(clients, *, slopes, noise, rounds, **options):
-    data = FederatedData.from_clients(
-        {f"site{place}": (x, y) for place, (x, y) in enumerate(clients)}
-    )
-    steps = [optax.adam(optax.cosine_decay_schedule(0.1, rounds)) for _ in range(2)]
-    model = models.mixed_linear(scale=noise, slopes=slopes)
-    fed = fedpop(model, phi_optimizer=steps[0], beta_optimizer=steps[1], **options)
-    engine = Simulation(fed, data, seed=0)
-    theta = engine.advance(engine.start(), rounds)[0].server.theta
-    typical = models.own_parameters(theta.phi, theta.beta.mean, slopes)
-    return Fit(np.asarray(typical.weight), float(typical.bias), np.exp(theta.beta.log_scale), noise)
-
-
-def test_the_fit_is_the_maximum_of_the_marginal_likelihood():
-    rng, clients = np.random.default_rng(9), []
-    for rows in rng.integers(3, 11, 60):
-        x = rng.normal(size=(rows, 1))
-        clients.append((x, 1.5 * x[:, 0] - 2 + 1.3 * rng.normal() + 1.5 * rng.normal(size=rows)))
-    exact = maximum_likelihood(clients, (), noise=1.5)
-    found = fitted(clients, slopes=(), noise=1.5, rounds=400, step_size=0.02, draws=20)
-    for name in ("weight", "bias", "scale"):
-        np.testing.assert_allclose(
-            getattr(found, name), getattr(exact, name), rtol=0.02, err_msg=name
-        )
-
-
-@pytest.mark.slow
-def test_sleepstudy(data_dir):
-    """Random intercept and slope for 18 persons. Days and milliseconds are scaled, which changes no
-    fit but its units.
-    """
-    table = pd.read_csv(data_dir / "hierarchical" / "sleepstudy.csv").groupby("Subject")
-    clients = [
-        (part[["Days"]].to_numpy(float) / 5, part["Reaction"].to_numpy(float) / 25)
-        for _, part in table
-    ]
-    exact = maximum_likelihood(clients, (0,))
-    np.testing.assert_allclose(
-        [25 * exact.bias, 5 * exact.weight[0]], [251.405, 10.467], rtol=1e-4
-    )  # published
-    found = fitted(clients, slopes=(0,), noise=exact.noise, rounds=1500, step_size=0.01, draws=20)
-    np.testing.assert_allclose([found.bias, *found.weight], [exact.bias, *exact.weight], rtol=0.02)
-    np.testing.assert_allclose(found.scale, exact.scale, rtol=0.10)
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.parametrize(
@@ -552,8 +347,13 @@ def test_sleepstudy(data_dir):
         ({"phi_prior": 0.0}, "phi_prior must be above 0, got 0"),
         ({"phi_rate": -1.0}, "phi_rate must be above 0, got -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 8}, "batch_size is of the pass that phi_rate asks for"),
-        ({"anneal": (0.5, 10)}, "a temperature of at least 1 and a number of rounds, got"),
+        ({"batch_size": 8}, "batch_size is of the pass over the rows that phi_rate asks for"),
+        ({"step_size": 0.0}, "step_size must be above 0, got 0"),
+        ({"step_size": lambda t: -1.0}, "step_size must be above 0, got -1"),
+        ({"average": 1.5}, "average is a share of the rounds, above 0 and at most 1, got 1.5"),
+        ({"phi_box": (1.0, 1.0)}, "phi_box is a lower bound and a larger upper bound, got"),
+        ({"phi_box": (0.0, 1.0), "phi_radius": 2.0}, "two projections of phi; give one"),
+        ({"anneal": (0.5, 10)}, "a temperature of at least 1 and a count of rounds, got"),
     ],
 )
 def test_bad_options(options, message):
@@ -561,68 +361,94 @@ def test_bad_options(options, message):
         method(**options)
 
 
-def learned(rounds, data, **options):
-    """theta after some rounds, half of the clients in each; with the same draws of effects,
-    whatever else a client draws.
-    """
-    fed = method(draws=5, kernel=ornstein_uhlenbeck(), step_size=3.0, **options)
-    state = fed.init(jax.random.key(0), SPEC)
-    client = jax.jit(fed.client)
-    for number in range(rounds):
-        key = jax.random.fold_in(jax.random.key(1), number)
-        key = key if "phi_rate" in options else jax.random.split(key)[0]
-        down = fed.broadcast(state)
-        ups = [client(key, down, fed.init_client(key, down, one), one).up for one in data]
-        plain = jax.tree.map(lambda *leaves: sum(leaves), *ups)
-        weighted = jax.tree.map(lambda leaf: 2 * leaf, plain)
-        state, _ = fed.server(
-            key,
-            state,
-            Aggregate(weighted, plain, jnp.asarray(2.0 * len(data)), jnp.asarray(len(data))),
-        )
-    return state.theta
-
-
-def test_phi_that_moves_in_one_step_at_the_client_is_phi_that_moves_at_the_server():
-    """All rows in one minibatch: the same as the gradient, and the priors of phi count as much."""
-    data = [whole(CLIENT.rows), whole(Rows(CLIENT.rows.x[:5] + 1, CLIENT.rows.y[:5]))]
-    rate = 0.01
-    moved = learned(10, data, phi_rate=rate, batch_size=None, phi_prior=0.5)
-    at_server = learned(10, data, phi_optimizer=optax.sgd(rate / 4), phi_prior=0.5)
-    for one, other in zip(jax.tree.leaves(moved), jax.tree.leaves(at_server), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
-    unlike = learned(10, data, phi_rate=rate, batch_size=None)
-    assert np.max(np.abs(unlike.phi.weight - moved.phi.weight)) > 1e-3
-
-
-def test_phi_moves_along_a_pass_over_the_rows(down):
-    """Rows that are all alike: any order is the same, and the steps can be written out."""
-    rows, rate, size = 7, 0.03, 3
-    x, y = np.tile([0.4, -1.2], (rows, 1)), np.full(rows, 2.0)
-    key = jax.random.key(5)
-    fed = method(draws=4, phi_rate=rate, batch_size=size)
-    local = fed.client(key, down, fed.init_client(key, down, whole(Rows(x, y))), whole(Rows(x, y)))
-    effect = np.mean(np.asarray(local.pending.draws) @ [1.0, x[0, SLOPES[0]]])
-    weight, bias = THETA.phi
-    for number in (3, 3, 1):
-        pull = rate * number * (y[0] - x[0] @ weight - bias - effect) / NOISE**2
-        weight, bias = weight + pull * x[0], bias + pull
-    np.testing.assert_allclose(local.up.phi.weight, (weight - THETA.phi.weight) / rate, rtol=1e-9)
-    np.testing.assert_allclose(local.up.phi.bias, (bias - THETA.phi.bias) / rate, rtol=1e-9)
-    assert local.info.local_steps == 4 + 3
-
-
-def test_a_client_without_rows_leaves_phi_where_it_is(down):
-    key, empty = jax.random.key(5), replace(whole(CLIENT.rows), count=jnp.int32(0))
-    fed = method(draws=4, phi_rate=0.1)
-    up = fed.client(key, down, fed.init_client(key, down, empty), empty).up
-    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(up.phi))
-
-
-def test_a_law_inside_phi_has_no_rows_to_pass_over():
-    model = models.mixed_linear(slopes=SLOPES)._replace(law=models.gaussian())
+def test_a_model_without_effects_is_refused():
+    unchecked = inspect.unwrap(fedpop)  # as users call it, without the types that tests check
     with pytest.raises(
         ValueError,
-        match=r"phi of mixed_linear has the law of its effects in it.*leave phi_rate= out",
+        match=r"a mixed model, with random effects .* got 'logistic'.* use mixed_logistic",
     ):
-        fedpop(model, step_size=0.1, phi_rate=0.1)
+        unchecked(models.logistic(), step_size=0.1)
+    with pytest.raises(ValueError, match=r"call it: mixed_linear\(\)"):
+        unchecked(models.mixed_linear, step_size=0.1)
+    with pytest.raises(ValueError, match="scaling must be 'inverse_probability' or 'ratio', got"):
+        unchecked(models.mixed_linear(), step_size=0.1, scaling="sum")
+
+
+def test_the_ratio_is_refused_where_clients_are_not_equally_likely():
+    """The ratio with cohorts by rows: on average 179 for a sum of 100."""
+    counts, rng = np.array([3, 30, 5, 12]), np.random.default_rng(0)
+
+    def validate(scheme, scaling="ratio"):
+        method(scaling=scaling).hooks.validate(Plan(counts, scheme(counts)))
+
+    unequal = (
+        weighted(2),
+        weighted(1),
+        bernoulli(np.array([0.9, 0.5, 0.5, 0.5])),
+        given(rng.exponential(size=(5, 4))),
+    )
+    for scheme in unequal:
+        with pytest.raises(ValueError, match=r"scaling='ratio' .* clients count unequally"):
+            validate(scheme)
+        validate(scheme, "inverse_probability")
+    for scheme in (full(), uniform(2), bernoulli(0.5), trace(np.eye(4))):
+        validate(scheme)
+
+
+@pytest.mark.parametrize("bounds", [{"phi_box": (-0.5, 0.5)}, {"phi_radius": 0.8}])
+def test_phi_is_projected(theta, bounds):
+    fed = method(phi_optimizer=optax.sgd(1.0), **bounds)
+    gradient = jax.tree.map(jnp.zeros_like, theta)._replace(
+        phi=Linear(jnp.array([2.0, 0.0]), jnp.array(-0.3))
+    )
+    aggregate = Aggregate(gradient, gradient, jnp.ones(()), jnp.ones(()))
+    start = fed.init(jax.random.key(0), SPEC)._replace(theta=theta)
+    phi = jax.jit(fed.server)(jax.random.key(0), start, aggregate)[0].theta.phi
+    free = np.array([2.7, -0.4, 0.0])
+    inside = np.clip(free, -0.5, 0.5) if "phi_box" in bounds else 0.8 * free / np.hypot(*free[:2])
+    np.testing.assert_allclose([*phi.weight, phi.bias], inside, atol=1e-12)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
+def test_the_average_of_the_iterates(theta, share):
+    """Round k counts k^(1/share - 1) times, up to second order; clients predict with the average
+    and learn from the last iterate.
+    """
+    fed, rounds = method(phi_optimizer=optax.sgd(1.0), average=share), 6
+    state, seen = fed.init(jax.random.key(0), SPEC), []
+    server = jax.jit(fed.server)
+    for index in range(rounds):
+        gradient = jax.tree.map(lambda leaf, k=index: jnp.cos(leaf + k), theta)
+        aggregate = Aggregate(gradient, gradient, jnp.ones(()), jnp.ones(()))
+        state, _ = server(jax.random.key(0), state, aggregate)
+        seen.append(np.asarray(state.theta.phi.weight))
+    p = 1 / share - 1
+    weights = np.ones(rounds)
+    for k in range(1, rounds + 1):  # Shamir and Zhang (2013), section 4
+        weights[: k - 1] *= 1 - (p + 1) / (k + p)
+        weights[k - 1] = (p + 1) / (k + p)
+    found = fed.publish(state).theta.phi.weight
+    np.testing.assert_allclose(found, weights @ np.array(seen), rtol=1e-12)
+    if share == 1.0:
+        np.testing.assert_allclose(found, np.mean(seen, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(fed.broadcast(state).theta.phi.weight, seen[-1])
+
+
+def test_a_step_of_the_kernel_that_falls(down):
+    """A round uses the step of its broadcast; an unseen client begins with that of the first."""
+    steps = optax.polynomial_schedule(0.02, 1e-5, power=1, transition_steps=10)
+    fed, data, key = method(step_size=steps, draws=4), whole(CLIENT.rows), jax.random.key(2)
+    state = fed.init(key, SPEC)
+    found = [fed.broadcast(state._replace(round=jnp.int32(t))).step_size for t in (0, 5, 10, 99)]
+    np.testing.assert_allclose(found, [0.02, 0.010005, 1e-5, 1e-5])
+    at = down._replace(step_size=jnp.asarray(0.010005))
+    start = fed.init_client(key, at, data)
+    constant = method(step_size=0.010005, draws=4)
+    one = jax.jit(fed.client)(key, at, start, data).pending.draws
+    other = jax.jit(constant.client)(key, down, start, data).pending.draws
+    np.testing.assert_allclose(one, other, rtol=1e-12)
+    late = down._replace(step_size=jnp.asarray(1e-5))
+    keys = jax.random.split(key, KEYS)
+    ends = jax.jit(jax.vmap(lambda key: fed.adapt(key, late, data).draws[-1]))(keys)
+    spread = np.sqrt(np.diag(CLIENT.covariance))
+    assert np.all(np.abs(ends.mean(0) - CLIENT.mean) < 4 * spread / np.sqrt(KEYS))

@@ -44,8 +44,8 @@ def coefficients(tree):
 
 
 def designs(data):
-    for place in range(data.clients):
-        x, y = data.rows_of(place, "train")
+    for index in range(data.clients):
+        x, y = data.rows_of(index, "train")
         yield np.column_stack([x, np.ones(len(y))]).astype(float), np.asarray(y, float)
 
 
@@ -78,10 +78,10 @@ def by_hand(start, rounds, steps, step_size, weighting):
     counts = NUMBERS.counts("train")
     for _ in range(rounds):
         ends, losses = [], []
-        for place, (design, y) in enumerate(designs(NUMBERS)):
+        for index, (design, y) in enumerate(designs(NUMBERS)):
             residual = y[:, None] - design @ theta.T
-            q = scipy.special.softmax(np.log(pi[place]) + scipy.stats.norm.logpdf(residual), axis=1)
-            pi[place] = q.mean(0)
+            q = scipy.special.softmax(np.log(pi[index]) + scipy.stats.norm.logpdf(residual), axis=1)
+            pi[index] = q.mean(0)
             own, on_the_way = theta.copy(), []
             for _ in range(steps):
                 residual = design @ own.T - y[:, None]
@@ -241,11 +241,9 @@ def test_a_new_client_learns_its_weights_alone():
     def update(pi):
         return np.mean(pi * density / (density @ pi)[:, None], axis=0)
 
-    def adapted(number, data=data):
+    def adapted(steps, data=data):
         return (
-            mixture(models.linear(), components=3, adapt_steps=number)
-            .adapt(KEY, down, data)
-            .weights
+            mixture(models.linear(), components=3, adapt_steps=steps).adapt(KEY, down, data).weights
         )
 
     pi = np.full(3, 1 / 3)
@@ -270,19 +268,19 @@ def test_components_start_apart():
     assert not coefficients(start(zero, 2, 0.0)).any()
     assert not coefficients(start(zero, 1)).any()
     network, noisy = start(one, 2), start(one, 2, 0.1)
-    for place, key in enumerate(
+    for index, key in enumerate(
         jax.random.split(jax.random.split(KEY)[0], 2)
     ):  # a network's own start, and no noise on it
         np.testing.assert_array_equal(
-            network.hidden[0].weight[place], one.init(key, LABELS.spec).hidden[0].weight
+            network.hidden[0].weight[index], one.init(key, LABELS.spec).hidden[0].weight
         )
     assert np.all(np.asarray(network.hidden[0].weight) != np.asarray(noisy.hidden[0].weight))
 
 
 def test_an_optimiser_sees_each_component_alone():
-    slopes = {"a": jnp.array([[3.0, 0.0], [30.0, 0.0]]), "b": jnp.array([4.0, 40.0])}
+    gradients = {"a": jnp.array([[3.0, 0.0], [30.0, 0.0]]), "b": jnp.array([4.0, 40.0])}
     optimizer = each_component(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)))
-    updates, _ = optimizer.update(slopes, optimizer.init(slopes), slopes)
+    updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     np.testing.assert_allclose(updates["a"], [[-0.6, 0], [-0.6, 0]], rtol=1e-6)
     np.testing.assert_allclose(updates["b"], [-0.8, -0.8], rtol=1e-6)
 
@@ -297,6 +295,7 @@ def test_an_optimiser_sees_each_component_alone():
         ({"components": 0}, "components must be at least 1, got 0"),
         ({"spread": -1}, "spread is a standard deviation and must be at least 0, got -1"),
         ({"adapt_steps": 0}, "adapt_steps must be at least 1, got 0"),
+        ({"spread": np.nan}, "must be at least 0, got nan"),
     ],
 )
 def test_bad_options(options, message):

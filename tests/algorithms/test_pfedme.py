@@ -36,8 +36,8 @@ def coefficients(tree):
 
 def quadratics():
     """Of each client the Hessian and the minimiser of its mean loss, and its rows."""
-    for place in range(DATA.clients):
-        x, y = DATA.rows_of(place, "train")
+    for index in range(DATA.clients):
+        x, y = DATA.rows_of(index, "train")
         design = np.column_stack([x, np.ones(len(y))]).astype(float)
         yield (
             design.T @ design / len(y),
@@ -130,9 +130,8 @@ def test_inner_steps_are_on_one_minibatch():
     hessian, least = drawn.T @ drawn / 8, np.linalg.lstsq(drawn, np.asarray(outcome))[0]
     own = nearest(hessian, least, common)
     np.testing.assert_allclose(coefficients(local.pending.parameters), own, rtol=1e-7)
-    np.testing.assert_allclose(
-        coefficients(local.up.delta), 40 * 0.1 * TIE * (common - own), rtol=1e-6
-    )
+    np.testing.assert_allclose(coefficients(local.up), 0.1 * TIE * (common - own), rtol=1e-6)
+    assert local.weight == 40
 
 
 def test_a_new_client_takes_the_nearest_model():
@@ -160,13 +159,24 @@ def test_a_new_client_takes_the_nearest_model():
     )
 
 
+def test_the_default_steps_are_stable_for_any_penalty():
+    state, _ = fit(pfedme(models.linear(), proximal=100.0, local_rounds=5), 2)
+    assert np.linalg.norm(coefficients(state.server.parameters)) < 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"proximal": 0}, "proximal must be above 0, got 0; without a tie, use local"),
+        (
+            {"proximal": 0},
+            "proximal must be above 0 and finite, got 0; without a penalty, use local",
+        ),
         ({"proximal": 4, "step": 0.5}, "step must be above 0 and below 2 / proximal, 0.5"),
         ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
         ({"local_rounds": 0}, "local_rounds must be at least 1, got 0"),
+        ({"proximal": np.nan}, "proximal must be above 0 and finite, got nan"),
+        ({"step": np.nan}, "step must be above 0 and below 2 / proximal, 0.133333"),
+        ({"adapt_epochs": 0}, "pfedme: adapt_epochs must be at least 1, got 0"),
     ],
 )
 def test_bad_options(options, message):

@@ -5,8 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.channel import bfloat16, identity, partition
-from covey.core import wire
+from covey.algorithms.fedem import Info
+from covey.channel import bfloat16, dithering, identity, partition
+from covey.core import tree, wire
+from covey.core.node import Sent
+from covey.core.shard import Rows, Spec
+from covey.engines.messages import Answer, Header, seal
+from covey.models import gaussian_mixture
 
 
 class Up(NamedTuple):
@@ -51,8 +56,37 @@ def test_bits_are_those_of_the_payload():
     ):
         payload, _ = through(channel, jax.random.key(0), up)
         assert channel.bits(payload) == bits
-        overhead = len(wire.pack(payload)) - bits // 8
-        assert 0 < overhead < 64
+        assert 8 * len(wire.pack(payload)) == bits + 64
+
+
+def message_bytes(channel, up) -> int:
+    """The whole message of an answer: header, payload, reported scalars and checks."""
+    payload, _ = through(channel, jax.random.key(0), up)
+    return len(
+        seal(Header(7, 100), Answer(Sent(payload, None), Info(jnp.float32(0.5)), jnp.bool_(True)))
+    )
+
+
+def test_a_message_of_few_values_is_small():
+    assert message_bytes(dithering(levels=7), VALUES[:6]) <= 32  # 7 of them are the payload
+
+
+def test_the_message_of_mixture_statistics_in_4_bits_is_a_sixth_of_that_in_32():
+    """MNIST: ten components of 1 + 20 statistics, the sizes of the reproduction."""
+    model = gaussian_mixture(
+        components=10,
+        means=np.zeros((10, 20)),
+        start_covariance=np.eye(20),
+        second_moment=2 * np.eye(20),
+    )
+    rows = Rows(jax.ShapeDtypeStruct((20,), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32))
+    statistics = model.expected(model.init(jax.random.key(0), Spec(rows, 10)))
+    assert tree.size(statistics) == 210
+    few, many = (
+        message_bytes(dithering(levels=7), statistics),
+        message_bytes(identity(), statistics),
+    )
+    assert few / many <= 1 / 6, (few, many)
 
 
 def test_parts_pass_through_their_own_channels():

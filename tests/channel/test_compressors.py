@@ -21,6 +21,7 @@ from covey.channel import (
     rand_k,
     top_k,
 )
+from covey.channel.masked import check_parts
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Parcel, check_norm
 from covey.models.effects import Gaussian
@@ -48,15 +49,15 @@ def send(channel, up, key=0):
 
 
 @pytest.mark.parametrize(
-    ("width", "number"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)]
+    ("width", "count"), [(1, 1), (1, 8), (3, 13), (4, 5), (9, 16), (12, 7), (20, 3), (32, 2)]
 )
-def test_packing(width, number):
-    numbers = np.random.default_rng(width).integers(0, 2**width, number, np.uint32)
-    packed = pack(jnp.asarray(numbers), width)
-    assert packed.shape == (-(-len(numbers) * width // 8),)
-    np.testing.assert_array_equal(unpack(packed, width, len(numbers)), numbers)
-    # The same string by plain arithmetic: number i lies at bit i * width.
-    whole = sum(int(number) << (place * width) for place, number in enumerate(numbers))
+def test_packing(width, count):
+    values = np.random.default_rng(width).integers(0, 2**width, count, np.uint32)
+    packed = pack(jnp.asarray(values), width)
+    assert packed.shape == (-(-count * width // 8),)
+    np.testing.assert_array_equal(unpack(packed, width, count), values)
+    # The same string by plain arithmetic: value i lies at bit i * width.
+    whole = sum(int(value) << (index * width) for index, value in enumerate(values))
     assert bytes(np.asarray(packed)) == whole.to_bytes(len(packed), "little")
 
 
@@ -88,24 +89,24 @@ def test_blocks_have_norms_of_their_own():
 
 
 def test_rand_k_sends_k_numbers_from_a_seed_of_its_own():
-    channel, places = rand_k(k=3), set()
+    channel, positions = rand_k(k=3), set()
     for key in range(20):
         payload, sent, _ = send(channel, X + 0.1, key)
         on = np.flatnonzero(sent)
         assert len(on) == 3
         np.testing.assert_allclose(np.asarray(sent)[on], np.asarray(X + 0.1)[on] * 7 / 3, rtol=1e-6)
         assert np.any(np.asarray(payload.code.seed) != jax.random.key_data(jax.random.key(key)))
-        places |= set(on)
-    assert places == set(range(7))
+        positions |= set(on)
+    assert positions == set(range(7))
     np.testing.assert_array_equal(np.sort(send(rand_k(k=7), X)[1]), np.sort(X))
 
 
 def test_natural_compression_sends_powers_of_two_around():
     sent = np.asarray(send(natural(), jnp.tile(X, 100))[1]).reshape(100, 7)
-    for place, (low, high) in enumerate(
+    for index, (low, high) in enumerate(
         [(2, 4), (-4, -4), (0.5, 0.5), (0, 0), (8, 16), (-0.25, -0.25), (1, 1)]
     ):
-        assert set(sent[:, place]) == {low, high}
+        assert set(sent[:, index]) == {low, high}
 
 
 def test_top_k_remembers_what_it_did_not_send():
@@ -134,6 +135,28 @@ def test_clipping_keeps_the_direction_and_short_vectors():
     np.testing.assert_allclose(np.linalg.norm(sent + state.error), 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("large", [1e30, 3e38])
+def test_clipping_bounds_the_norm_of_all_parts_together_however_large(large):
+    """The norm of finite values may itself not be finite in float32."""
+    up = {"a": jnp.array([large, -large, 1.0]), "b": jnp.full((2, 2), large)}
+    _, sent, _ = send(clipping(maximum=2.0), up)
+    whole = np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in sent.values()])
+    assert np.linalg.norm(whole) == pytest.approx(2.0, rel=1e-6)
+    np.testing.assert_allclose(whole, 2 / np.sqrt(6) * np.array([1, -1, 0, 1, 1, 1, 1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("channel", [dithering(levels=1), block_quantisation(block=16)])
+def test_the_largest_floats_are_not_lost(channel):
+    """XLA would divide by them through a reciprocal that counts as zero."""
+    large = jnp.zeros(16).at[3].set(3e38)
+    np.testing.assert_array_equal(send(channel, large)[1], large)
+
+
+def test_arguments_of_masked_in_the_other_order_are_named():
+    with pytest.raises(ValueError, match="names of parts first and the channel second"):
+        check_parts(dithering(levels=7), "phi")
+
+
 def forged(channel, change):
     payload, _, _ = send(channel, X)
     return channel.decode(Parcel(change(payload.code), payload.layout))
@@ -147,8 +170,10 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         block_quantisation(block=7),
         lambda code: code._replace(codes=jnp.full_like(code.codes, 250)),
     )
-    place = forged(top_k(k=2), lambda code: code._replace(places=jnp.full_like(code.places, 255)))
-    assert all(np.isnan(vector).any() for vector in (level, byte, place))
+    position = forged(
+        top_k(k=2), lambda code: code._replace(positions=jnp.full_like(code.positions, 255))
+    )
+    assert all(np.isnan(vector).any() for vector in (level, byte, position))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +184,9 @@ def test_a_code_that_no_encoder_makes_is_not_a_number():
         (lambda: block_quantisation(block=0), "block must be at least 1, got 0"),
         (lambda: rand_k(k=0), "k must be at least 1, got 0"),
         (lambda: top_k(k=-1), "k must be at least 1, got -1"),
-        (lambda: rand_k(k=8).omega(X), "k = 8 numbers cannot be chosen of the 7"),
+        (lambda: rand_k(k=8).omega(X), "k = 8 values cannot be chosen of the 7"),
         (lambda: clipping(maximum=0.0), "maximum must be above 0, got 0"),
-        (lambda: masked([], bfloat16()), "name at least one part"),
+        (lambda: masked([], bfloat16()), "masked: name at least one part"),
         (
             lambda: send(natural(), {"n": jnp.arange(3)}),
             "only floats can be compressed, the upload has int32",
@@ -202,10 +227,8 @@ def test_only_agrees_with_by_part():
 
 
 def test_a_part_that_is_not_there():
-    with pytest.raises(
-        ValueError,
-        match=r"the upload has no part 'psi'; its parts are phi.b, phi.w, beta.mean, beta.log_scale",
-    ):
+    parts = "its parts are phi.b, phi.w, beta.mean, beta.log_scale"
+    with pytest.raises(ValueError, match=f"masked: the upload has no part 'psi'; {parts}"):
         send(masked("psi", bfloat16()), POPULATION)
     with pytest.raises(ValueError, match="none: it is a single array"):
         send(masked("phi", bfloat16()), X)

@@ -21,9 +21,9 @@ SCHEMES = {
 }
 
 
-def draws_of(scheme, number=4000, counts=COUNTS):
+def draws_of(scheme, count=4000, counts=COUNTS):
     sampler = scheme(counts)
-    keys = jax.random.split(jax.random.key(0), number)
+    keys = jax.random.split(jax.random.key(0), count)
     return sampler, jax.device_get(jax.vmap(lambda key: sampler.sample(key, 0))(keys))
 
 
@@ -95,6 +95,9 @@ def test_trace_keeps_those_available_and_starts_again():
         (lambda: cohort.uniform(7)(COUNTS), "7 clients was asked for, but the data have 6"),
         (lambda: cohort.uniform(0), "at least one client"),
         (lambda: cohort.weighted(0), "at least one client"),
+        (lambda: cohort.weighted(2_000_000_000), "at most 16777216 draws per round"),
+        (lambda: cohort.weighted(3)(np.zeros(4)), "no client has a training row"),
+        (lambda: cohort.bernoulli(float("nan")), r"in \(0, 1\], got nan"),
         (lambda: cohort.bernoulli(0.0), r"in \(0, 1\], got 0"),
         (lambda: cohort.bernoulli(1.5), r"in \(0, 1\], got 1.5"),
         (

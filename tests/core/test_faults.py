@@ -25,7 +25,20 @@ def test_without_faults_everything_arrives():
     assert np.all(np.asarray(fates) == ARRIVES)
 
 
-@pytest.mark.parametrize("faults", [Faults(dropout=-0.1), Faults(dropout=0.6, straggler=0.5)])
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(dropout=-0.1), Faults(dropout=0.6, straggler=0.5), Faults(straggler=float("nan"))],
+)
 def test_bad_probabilities(faults):
     with pytest.raises(ValueError, match="at least 0 and add up to at most 1"):
         faults.checked()
+
+
+@pytest.mark.parametrize("faults", [Faults(dropout=1.0), Faults(dropout=0.4, straggler=0.6)])
+def test_faults_that_leave_no_upload_are_refused(faults):
+    with pytest.raises(ValueError, match="no upload would ever arrive"):
+        faults.checked()
+
+
+def test_probabilities_may_add_up_to_one():
+    assert Faults(0.1, 0.2, 0.7).checked() == Faults(0.1, 0.2, 0.7)

@@ -36,6 +36,24 @@ def test_draws_that_depend_on_their_array_are_refused():
         root_key(0)
 
 
+def test_seeds_of_64_bits_have_keys_of_their_own_in_either_precision():
+    """Below 2^32 the keys are those of jax.random.key; JAX drops the upper bits of others."""
+    seeds = [0, 1, 7, 2**31 + 5, 2**32 - 1, 2**32, 2**32 + 1, 2**63, 2**64 - 1]
+    keys = [np.asarray(jax.random.key_data(root_key(seed))) for seed in seeds]
+    assert len(np.unique(np.stack(keys), axis=0)) == len(seeds)
+    for seed, key in zip(seeds[:5], keys, strict=False):
+        np.testing.assert_array_equal(key, jax.random.key_data(jax.random.key(seed)))
+    with jax.enable_x64(True):
+        for seed, key in zip(seeds, keys, strict=True):
+            np.testing.assert_array_equal(key, jax.random.key_data(root_key(seed)))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 10**30])
+def test_a_seed_outside_of_64_bits_is_refused(seed):
+    with pytest.raises(ValueError, match=rf"seed must be .* from 0 to 2\^64 - 1, got {seed}$"):
+        root_key(seed)
+
+
 def test_every_set_is_as_likely_as_any_other():
     """3 of 6: twenty sets, 8,000 draws; Pearson's statistic has 19 degrees of freedom, and 43.8 is
     its 0.999 quantile.

@@ -1,5 +1,10 @@
 """Bytes come back as they were, or not at all."""
 
+import collections
+import random
+import struct
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,13 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from covey.core import wire
+from covey.core import tree, wire
 
 TREE = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
     "b": (np.int64(7), np.array([True, False])),
     "c": np.zeros((0, 4)),
 }
+
+
+def checked(body: bytes | bytearray) -> bytes:
+    """The body with its checksum."""
+    return bytes(body) + struct.pack("<I", zlib.crc32(body))
+
+
 DTYPES = [np.float32, np.float64, np.int8, np.int64, np.uint16, np.bool_, np.float16]
 
 
@@ -42,9 +54,9 @@ def test_device_arrays_and_bfloat16():
 def test_any_flipped_bit_is_noticed():
     data = wire.pack(TREE)
     rng = np.random.default_rng(0)
-    for place in rng.integers(0, 8 * len(data), 200):
+    for position in rng.integers(0, 8 * len(data), 200):
         broken = bytearray(data)
-        broken[place // 8] ^= 1 << (place % 8)
+        broken[position // 8] ^= 1 << (position % 8)
         with pytest.raises(wire.WireError):
             wire.unpack(bytes(broken), TREE)
 
@@ -59,26 +71,111 @@ def test_any_cut_is_noticed():
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    "other",
     [
-        (
-            {**TREE, "a": np.zeros((3, 2), np.float32)},
-            r"array 0 is float32\[2, 3\], float32\[3, 2\] was expected",
-        ),
-        ({**TREE, "a": np.zeros((2, 3), np.float64)}, r"float64\[2, 3\] was expected"),
-        ({**TREE, "d": np.zeros(1)}, "4 arrays arrived, 5 were expected"),
+        {**TREE, "a": np.zeros((3, 2), np.float32)},
+        {**TREE, "a": np.zeros((2, 3), np.int32)},
+        {**TREE, "a": np.zeros((2, 3), np.float64)},
+        {**TREE, "c": np.zeros((4, 0))},
+        {**TREE, "d": np.zeros(1)},
+        {**TREE, "d": np.zeros((0, 2))},
+        {"a": TREE["a"]},
+        {**TREE, "a": jax.ShapeDtypeStruct((-1, 2), np.float32)},
     ],
 )
-def test_another_tree_is_refused(other, message):
-    with pytest.raises(wire.WireError, match=message):
+def test_other_arrays_are_refused(other):
+    """Also where the number of bytes is the same."""
+    with pytest.raises(wire.WireError, match="was expected: is it of another method, model"):
         wire.unpack(wire.pack(TREE), other)
+
+
+def test_what_was_expected_is_listed():
+    expected = r"34 bytes of values .*; float32\[2, 3\], uint8\[\] was expected"
+    with pytest.raises(wire.WireError, match=expected):
+        wire.unpack(wire.pack(TREE), (TREE["a"], np.uint8(1)))
+    with pytest.raises(wire.WireError, match=r"bool\[\], and 2 more was expected"):
+        wire.unpack(wire.pack(TREE), [np.bool_(True)] * 8)
 
 
 def test_any_length():
     like = jax.ShapeDtypeStruct((-1, 3), np.float32)
     np.testing.assert_array_equal(wire.unpack(wire.pack(TREE["a"]), like), TREE["a"])
+    with pytest.raises(ValueError, match=r"only one axis .* any length, got float32\[-1, -1\]"):
+        wire.unpack(wire.pack(TREE["a"]), jax.ShapeDtypeStruct((-1, -1), np.float32))
+
+
+def test_a_bool_is_false_or_true():
+    changed = bytearray(wire.pack(np.array([True, False]))[:-4])
+    changed[-1] = 2
+    with pytest.raises(wire.WireError, match=r"bool\[2\] has values other than false and true"):
+        wire.unpack(checked(changed), np.zeros(2, bool))
+
+
+def test_a_file_of_the_earlier_format_is_named():
+    with pytest.raises(wire.WireError, match="format 1, of an earlier version"):
+        wire.unpack(checked(b"covey\x01" + bytes(4)), ())
+
+
+@pytest.mark.parametrize("value", [TREE, (), jnp.zeros((3, 2), jnp.bfloat16), {"a": 1, "b": 2.0}])
+def test_size_is_that_of_the_message(value):
+    assert wire.size(value) == wire.size(tree.specs(value)) == len(wire.pack(value))
 
 
 def test_objects_are_not_sent():
     with pytest.raises(TypeError, match="object array cannot be sent"):
         wire.pack(np.array([{}]))
+
+
+FREE = {"x": jax.ShapeDtypeStruct((-1, 3), np.float32), "n": jax.ShapeDtypeStruct((-1,), np.int64)}
+MUTATED = {
+    "several arrays": (TREE, TREE),
+    "upload": ((np.float32(3), np.arange(105, dtype=np.uint8), np.bool_(True)),) * 2,
+    "nothing": ((), ()),
+    "any length": ({"x": np.ones((4, 3), np.float32), "n": np.arange(4)}, FREE),
+    "empty": ({"x": np.ones((0, 3), np.float32), "n": np.arange(0)}, FREE),
+}
+
+
+def mutated(body: bytes, rng: random.Random) -> bytes:
+    """A body with some bytes changed, cut out, repeated or added."""
+    for _ in range(rng.randint(1, 3)):
+        at, length = rng.randint(0, len(body)), rng.randint(0, 12)
+        strange = rng.choice([rng.randbytes(length), b"\xff" * length, b"\0" * length])
+        body = rng.choice(
+            [
+                body[:at] + strange + body[at + length :],
+                body[:at] + body[at + length :],
+                body[:at] + strange + body[at:],
+                body[:at] + body[max(at - length, 0) :],
+            ]
+        )
+    return body
+
+
+def fits(value, like) -> bool:
+    return jax.tree.structure(value) == jax.tree.structure(like) and all(
+        one.dtype == spec.dtype
+        and one.ndim == len(spec.shape)
+        and all(length in (-1, here) for length, here in zip(spec.shape, one.shape, strict=True))
+        for one, spec in zip(jax.tree.leaves(value), jax.tree.leaves(like), strict=True)
+    )
+
+
+def test_mutated_messages_with_a_valid_checksum_are_refused_or_fit():
+    """20,000 seeded mutations: a WireError, or a value of the expected types and shapes."""
+    rng = random.Random(0)
+    seen = collections.Counter()
+    for value, like in MUTATED.values():
+        body = wire.pack(value)[:-4]
+        for _ in range(20_000 // len(MUTATED)):
+            data = checked(mutated(body, rng))
+            try:
+                found = wire.unpack(data, like)
+            except wire.WireError:
+                seen["refused"] += 1
+            except Exception as error:
+                seen[type(error).__name__] += 1
+            else:
+                seen["fits" if fits(found, like) else "does not fit"] += 1
+                assert sum(leaf.nbytes for leaf in jax.tree.leaves(found)) <= len(data)
+    assert set(seen) == {"refused", "fits"}, seen

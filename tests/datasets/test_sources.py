@@ -67,7 +67,7 @@ def use(monkeypatch, tables):
 def test_a_missing_data_set_says_what_to_do(places):
     with pytest.raises(
         ValueError,
-        match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*install 'covey\[datasets\]'",
+        match=r"'mnist' was not found.*COVEY_DATA_DIR.*mnist/mnist\.npz.*'covey\[datasets\]'",
     ):
         load("mnist", partition="iid", clients=2, seed=0)
     with pytest.raises(

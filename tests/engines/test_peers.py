@@ -1,5 +1,5 @@
-"""Peers without a server: against the server's run, against gossip written in NumPy, and when peers
-are absent.
+"""Peers without a server: against the server's run, against gossip and D-FedEM written in NumPy,
+and when peers are absent.
 """
 
 import functools
@@ -14,13 +14,13 @@ from problems import linear_gaussian
 
 from covey import models, topology
 from covey.algorithms.fedavg import fedavg
-from covey.algorithms.fedavg_plus import fedavg_plus
-from covey.algorithms.fedem import fedem
 from covey.algorithms.mixture import mixture
+from covey.config import configuration
 from covey.core import cohort
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
-from covey.engines.peers import Peers, absent_kept
+from covey.engines.peer_weights import typical_weight
+from covey.engines.peers import Peers
 from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
 
@@ -45,10 +45,17 @@ def coefficients(server):
     )
 
 
-def mixing():
+def mixing(**options):
     """D-FedEM, of two linear models."""
     return mixture(
-        models.linear(), components=2, client_optimizer=optax.sgd(STEP), batch_size=None, steps=2
+        models.linear(),
+        **{
+            "components": 2,
+            "client_optimizer": optax.sgd(STEP),
+            "batch_size": None,
+            "steps": 2,
+            **options,
+        },
     )
 
 
@@ -67,32 +74,42 @@ def test_on_the_complete_graph_it_is_the_run_of_a_server(make):
     )
     own = jax.tree.leaves(peers.nodes.state.server)
     assert all(np.allclose(leaf, leaf[:1], rtol=1e-4, atol=1e-5) for leaf in own)
-    for name in set(other[-1]) - {"bits_up", "bits_down", "bytes_up", "bytes_down"}:
+    # Sizes are those of other messages; the step is that of each peer alone.
+    for name in set(other[-1]) - {"bits_up", "bits_down", "bytes_up", "bytes_down", "step"}:
         assert lines[-1][name] == pytest.approx(other[-1][name], rel=1e-3)
     assert lines[-1]["consensus"] < 1e-5
 
 
-def gossip(data, mixing, rounds, absent=lambda t: ()):
+def gossip(data, mixing, rounds, absent=lambda t: (), shares=None, steps=1, rate=lambda t: 1.0):
     """Every peer takes a gradient step on its own rows, then takes the weighted mean of its
-    neighbourhood.
+    neighbourhood, `steps` times. `shares`: how many times its step a peer takes.
     """
-    theta = np.zeros((data.clients, 4))
+    theta, shares = np.zeros((data.clients, 4)), np.ones(data.clients) if shares is None else shares
     for t in range(rounds):
         here = ~np.isin(np.arange(data.clients), absent(t))
         stepped = theta.copy()
         for i in np.flatnonzero(here).tolist():
             rows = data.rows_of(i, "train")
             design = np.column_stack([rows.x, np.ones(len(rows.y))])
-            stepped[i] -= STEP * design.T @ (design @ theta[i] - rows.y) / len(rows.y)
+            gradient = design.T @ (design @ theta[i] - rows.y) / len(rows.y)
+            stepped[i] -= rate(t) * shares[i] * STEP * gradient
         w = mixing[t % len(mixing)] * np.outer(here, here)
         np.fill_diagonal(w, 0)
-        theta = (w + np.diag(1 - w.sum(1))) @ stepped
+        theta = np.linalg.matrix_power(w + np.diag(1 - w.sum(1)), steps) @ stepped
     return theta
+
+
+def rows_over_mean():
+    return problem().counts("train") / problem().counts("train").mean()
+
+
+def between_peers(method, **options):
+    return Peers(method, problem(), **({"topology": topology.ring(), "seed": 0} | options))
 
 
 @pytest.fixture(scope="module")
 def ring():
-    return Peers(averaging(weighting="equal"), problem(), topology=topology.ring(), seed=0)
+    return between_peers(averaging(weighting="equal"))
 
 
 def test_on_a_ring_it_is_a_step_of_each_and_then_a_mean_of_neighbours(ring):
@@ -107,9 +124,125 @@ def test_on_a_ring_it_is_a_step_of_each_and_then_a_mean_of_neighbours(ring):
     distance = np.sqrt(np.mean(np.sum((theta - theta.mean(0)) ** 2, axis=1)))
     assert lines[-1]["consensus"] == pytest.approx(distance, rel=1e-4)
     parameters = 4 * 32
-    assert lines[-1]["bits_up"] == 10 * (
-        parameters + parameters + 32
-    )  # state, upload and its weight, to two neighbours each
+    assert lines[-1]["bits_up"] == 10 * parameters  # the state alone, to two neighbours each
+    assert lines[-1]["bytes_up"] == 10 * ring.gossip.bytes > 10 * parameters // 8
+    assert lines[-1]["bits_down"] == lines[-1]["bytes_down"] == 0
+
+
+def test_by_default_the_mean_over_peers_moves_by_the_mean_over_rows():
+    """On a ring of clients with 7 to 40 rows, all present; then with some of them absent."""
+    engine = between_peers(averaging())
+    server = Simulation(averaging(), problem(), seed=0)
+    first, step = (one.advance(one.start(), 1)[0].server for one in (engine, server))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), first, step)
+    state, _ = engine.advance(engine.start(), 7)
+    theta = gossip(problem(), topology.ring()(5), 7, shares=rows_over_mean())
+    np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
+
+    away = np.array([[0, 1], [1, 0], [1, 1], [0, 1], [1, 0]], bool)
+    some = between_peers(averaging(), cohort=cohort.trace(away))
+    state, _ = some.advance(some.start(), 6)
+    theta = gossip(
+        problem(),
+        topology.ring()(5),
+        6,
+        absent=lambda t: np.flatnonzero(~away[:, t % 2]),
+        shares=rows_over_mean(),
+    )
+    np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
+
+
+def test_who_takes_part_rarely_counts_for_more_when_it_does():
+    """E[r_i 1(i takes part)] is the same for all peers, the mean probability."""
+    chance = np.array([0.3, 0.9, 0.5, 1.0, 0.7])
+    engine = between_peers(averaging(), seed=5, cohort=cohort.bernoulli(chance))
+    here, shares, _ = jax.vmap(engine._present)(jnp.arange(8000))
+    np.testing.assert_array_equal(here, shares > 0)
+    error = np.std(shares, axis=0) / np.sqrt(8000) + 0.7 * 0.6 / np.sqrt(1024 * 5)
+    assert np.all(np.abs(np.mean(shares, axis=0) - 0.68) < 4 * error)
+    same = engine.setup._replace(sampler=cohort.bernoulli(0.3)(problem().counts("train")))
+    assert typical_weight(same) == pytest.approx(1 / 0.3, rel=1e-6)  # r_i = 1 then
+
+
+def test_weights_of_a_cohort_scale_the_steps():
+    weights = np.array([[2.0, 1, 0, 1, 1], [1, 1, 4, 1, 0]])
+    engine = between_peers(averaging(weighting="equal"), cohort=cohort.given(weights))
+    state, _ = engine.advance(engine.start(), 1)
+    theta = gossip(
+        problem(), topology.ring()(5), 1, absent=lambda t: [2], shares=weights[0] / (12 / 8)
+    )
+    np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-6)
+
+
+def test_several_gossip_steps_a_round():
+    ring = topology.ring(gossip_steps=3)
+    engine = between_peers(averaging(), topology=ring)
+    state, lines = engine.advance(engine.start(), 4)
+    theta = gossip(problem(), ring(5), 4, shares=rows_over_mean(), steps=3)
+    np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
+    assert lines[-1]["bits_up"] == 3 * 10 * 4 * 32
+
+
+def test_a_file_may_ask_for_several_gossip_steps():
+    tables = {
+        "data": {"name": "heart_disease"},
+        "model": {"name": "logistic"},
+        "method": {"name": "fedavg"},
+        "run": {"engine": "peers", "rounds": 1, "seed": 1},
+        "topology": {"name": "grid", "gossip_steps": 4},
+    }
+    settings = configuration.checked(tables)
+    assert settings.tables["topology"]["gossip_steps"] == 4
+    assert settings.factories["topology"](**settings.options["topology"]).gossip_steps == 4
+
+
+def test_a_step_that_falls_over_rounds_falls_for_absent_peers_too():
+    """Every peer's step in round t is 0.8^t of the first, however often it was absent."""
+    away = np.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], bool)
+    falling = optax.sgd(optax.exponential_decay(1.0, 1, 0.8))
+    engine = between_peers(
+        averaging(weighting="equal", server_optimizer=falling), cohort=cohort.trace(away)
+    )
+    state, _ = engine.advance(engine.start(), 4)
+    theta = gossip(
+        problem(),
+        topology.ring()(5),
+        4,
+        absent=lambda t: np.flatnonzero(~away[:, t]),
+        rate=lambda t: 0.8**t,
+    )
+    np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-6)
+    assert np.all(np.asarray(jax.tree.leaves(state.nodes.state.server.optimizer)[0]) == 4)
+
+
+def test_a_mixture_between_peers_is_the_decentralised_em_of_its_paper():
+    """Algorithm 2 of Marfoq et al. with one gradient step as local solver, in NumPy."""
+    data, ring = problem(), topology.ring()
+    engine = Peers(mixing(weighting="equal", steps=1), data, topology=ring, seed=1)
+    state = engine.start()
+    theta = components(state.nodes.state.server)  # peers x components x coefficients
+    pi = np.full((5, 2), 0.5)
+    for _ in range(6):
+        for i in range(5):
+            rows = data.rows_of(i, "train")
+            design = np.column_stack([rows.x, np.ones(len(rows.y))])
+            off = design @ theta[i].T - rows.y[:, None]
+            q = pi[i] * np.exp(-(off**2) / 2)
+            q /= q.sum(1, keepdims=True)
+            pi[i] = q.mean(0)
+            theta[i] -= STEP * (q * off).T @ design / len(rows.y)
+        theta = np.einsum("ij,jmd->imd", ring(5)[0], theta)
+    state, _ = engine.advance(state, 6)
+    np.testing.assert_allclose(components(state.nodes.state.server), theta, atol=2e-5)
+    np.testing.assert_allclose(state.nodes.state.own.weights, pi, atol=2e-5)
+
+
+def components(server):
+    return np.concatenate(
+        [np.asarray(server.parameters.weight), np.asarray(server.parameters.bias)[..., None]],
+        axis=-1,
+        dtype=np.float64,
+    )
 
 
 def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
@@ -131,7 +264,7 @@ def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
 
 def test_networks_that_change_are_used_in_turn():
     changing = topology.erdos_renyi(probability=0.6, rounds=3)
-    engine = Peers(averaging(weighting="equal"), problem(), topology=changing, seed=0)
+    engine = between_peers(averaging(weighting="equal"), topology=changing)
     state, _ = engine.advance(engine.start(), 5)
     np.testing.assert_allclose(
         coefficients(state.nodes.state.server), gossip(problem(), changing(5), 5), atol=1e-5
@@ -141,25 +274,11 @@ def test_networks_that_change_are_used_in_turn():
 def test_who_is_absent_keeps_its_state_and_comes_back():
     away = np.ones((5, 4), bool)
     away[2, 1:3] = away[0, 2] = False
-    engine = Peers(
-        averaging(weighting="equal"),
-        problem(),
-        topology=topology.ring(),
-        seed=0,
-        cohort=cohort.trace(away),
-    )
+    engine = between_peers(averaging(weighting="equal"), cohort=cohort.trace(away))
     theta = gossip(problem(), topology.ring()(5), 4, absent=lambda t: np.flatnonzero(~away[:, t]))
     state, lines = engine.advance(engine.start(), 4)
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
     assert [line["clients"] for line in lines] == [5, 4, 3, 5]
-
-
-def test_the_matrix_of_those_present_keeps_the_mean():
-    present = jnp.array([True, False, True, True, False, True])
-    weights = np.asarray(absent_kept(jnp.asarray(topology.grid()(6)[0]), present))
-    np.testing.assert_allclose(weights.sum(0), 1, rtol=1e-6)
-    np.testing.assert_allclose(weights, weights.T)
-    np.testing.assert_array_equal(weights[1], np.eye(6)[1])
 
 
 def test_a_ring_of_64_with_a_tenth_absent_comes_together():
@@ -208,30 +327,5 @@ def test_a_peer_whose_numbers_are_not_finite_is_left_out_and_named():
     assert np.all(np.isfinite(coefficients(state.nodes.state.server)))
     alone = data.subset([2])
     engine = Peers(averaging(), alone, topology=topology.complete(), seed=0)
-    with pytest.raises(Diverged, match="all 1 uploads"):
+    with pytest.raises(Diverged, match="none of the 1 uploads was finite"):
         engine.advance(engine.start(), 1)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (
-            lambda: averaging(server_optimizer=optax.adam(0.1)),
-            r"not linear in the sum of the uploads \(.*\), .* SGD",
-        ),
-        (lambda: fedem(models.gaussian_mixture(components=2)), "not linear in the sum"),
-        (lambda: fedavg_plus(models.linear()), "fine-tunes what a server sends"),
-    ],
-)
-def test_methods_that_need_a_server_are_refused(method, message):
-    with pytest.raises(ValueError, match=message):
-        Peers(method(), problem(), topology=topology.ring(), seed=0)
-
-
-def test_a_server_with_momentum_is_linear():
-    Peers(
-        averaging(server_optimizer=optax.sgd(0.5, momentum=0.9)),
-        problem(),
-        topology=topology.ring(),
-        seed=0,
-    )

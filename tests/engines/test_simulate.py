@@ -56,10 +56,10 @@ def flat(parameters):
 
 
 @pytest.mark.parametrize("engine", [Simulation, Loop])
-def test_all_clients_diverging_stops_the_run_with_advice(engine):
+def test_all_clients_diverging_stops_the_run(engine):
     data = wild(1e30).subset(np.array([4]))
     run = engine(fedavg(models.linear(), client_optimizer=STEP), data, seed=0)
-    with pytest.raises(Diverged, match=r"round \d: all 1 uploads .*client 4.*step size smaller"):
+    with pytest.raises(Diverged, match=r"round \d: none of the 1 uploads was finite"):
         run.advance(run.start(), 2)
 
 

@@ -4,6 +4,7 @@ components.
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Oracle
@@ -73,9 +74,15 @@ def test_it_is_scikit_learns_mixture_from_the_same_start(kind, options):
         **same,
     ).fit(data)
     oracle = Oracle(
-        3, covariance_type=kind, max_iter=same["rounds"], tol=same.get("tol", 1e-3), reg_covar=same["ridge"], means_init=START,
-        weights_init=WEIGHTS, precisions_init=PRECISIONS[kind],
-    ).fit(pooled(data))  # fmt: skip
+        3,
+        covariance_type=kind,
+        max_iter=same["rounds"],
+        tol=same.get("tol", 1e-3),
+        reg_covar=same["ridge"],
+        means_init=START,
+        weights_init=WEIGHTS,
+        precisions_init=PRECISIONS[kind],
+    ).fit(pooled(data))
     assert ours.n_iter_ == oracle.n_iter_ == len(ours.history_)
     assert ours.n_iter_ > 3
     assert ours.converged_ == oracle.converged_ == ("rounds" not in options)
@@ -139,6 +146,32 @@ def test_made_components_are_found(options):
         assert mixture.history_.bits_up.sum() > 0
 
 
+def test_the_best_of_several_starts_is_kept():
+    """Five components in rows of three: EM ends in several optima."""
+    data = mixture_data(spread=2.0)
+    options = {"rounds": 12, "covariance_type": "diag"}
+    several = FederatedGaussianMixture(5, seed=1, n_init=4, **options).fit(data)
+    one = FederatedGaussianMixture(5, seed=1, **options).fit(data)
+    assert several.lower_bound_ > one.lower_bound_ + 1e-3
+    assert len(several.history_) == several.n_iter_
+    assert several.score(pooled(data)) == pytest.approx(several.lower_bound_, abs=0.01)
+    np.testing.assert_allclose(
+        np.argmax(several.predict_proba(pooled(data)), 1), several.predict(pooled(data))
+    )
+
+
+def test_rows_without_an_outcome():
+    """Each client's features by its name, as arrays or tables, give the same fit."""
+    data = mixture_data(sizes=(60, 80))
+    rows = {"c0": np.asarray(data.rows_of(0, "train").x, float)}
+    rows["c1"] = pd.DataFrame(np.asarray(data.rows_of(1, "train").x, float), columns=["u", "v"])
+    options = {"rounds": 3, "init": START}
+    with_outcome, without = (
+        FederatedGaussianMixture(3, seed=0, **options).fit(each) for each in (data, rows)
+    )
+    np.testing.assert_allclose(without.means_, with_outcome.means_, atol=1e-6)
+
+
 def test_a_round_without_clients_is_no_convergence():
     data = mixture_data()
     sometimes = cohort.trace(np.array([[False, True, False]] * data.clients))
@@ -165,6 +198,8 @@ def test_a_round_without_clients_is_no_convergence():
         ({"covariance_type": "known"}, "give it as start_covariance"),
         ({"channel": top_k(k=2)}, "give memory_rate"),
         ({"smallest_group": 1000}, "no client has a group of 1000 rows"),
+        ({"n_init": 0}, "n_init must be at least 1"),
+        ({"n_init": 2, "init": START}, "1 where the means are given as init"),
     ],
 )
 def test_bad_options(options, message):

@@ -146,7 +146,7 @@ def test_the_interval_of_a_mixture_is_that_of_its_draws():
     )
     lower, upper = mixture_interval(mean, scale, 0.9)
     for row, tail in ((lower, 0.05), (upper, 0.95)):
-        np.testing.assert_allclose(scipy.stats.norm.cdf(row, mean, scale).mean(0), tail, atol=2e-6)
+        np.testing.assert_allclose(scipy.stats.norm.cdf(row, mean, scale).mean(0), tail, atol=1e-9)
     np.testing.assert_allclose(
         [lower[1], upper[1]], scipy.stats.norm(1, 2).interval(0.9), rtol=1e-5
     )  # members alike

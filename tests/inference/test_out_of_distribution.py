@@ -3,13 +3,14 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from sklearn.metrics import roc_auc_score
 
 from covey.inference import auroc, entropy, max_probability_score
-from covey.models import Categorical, Normal, Poisson
+from covey.models import Categorical, Normal, Poisson, mixture_of
 from covey.report.figures import entropies
 
 LABELS = Categorical(jnp.log(jnp.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])))
@@ -37,6 +38,24 @@ def test_entropy_of_a_count():
     summed = [scipy.stats.entropy(scipy.stats.poisson.pmf(y, r)) for r in rate[:-1]]
     np.testing.assert_allclose(found[:-1], summed, rtol=3e-5, atol=1e-6)
     np.testing.assert_allclose(found[-1], 0.5 * np.log(2 * np.pi * np.e * 1e5), rtol=1e-5)
+
+
+def test_entropy_of_a_mixture():
+    """Numbers against SciPy's integral, counts against the sum; a member of weight zero is none."""
+    mean, scale = np.array([0.0, 4.0, 5.0]), np.array([1.0, 0.5, 0.5])
+
+    def integrand(y):
+        density = np.mean(scipy.stats.norm.pdf(y, mean, scale))
+        return -density * np.log(density)
+
+    members = Normal(jnp.append(mean, np.nan)[:, None], jnp.append(scale, 1.0)[:, None])
+    found = entropy(mixture_of(members, jnp.array([1.0, 1.0, 1.0, 0.0])))
+    exact, _ = scipy.integrate.quad(integrand, -9, 10, limit=200)
+    np.testing.assert_allclose(found, [exact], rtol=1e-5)
+    rate = np.array([[0.5, 300.0], [3.0, 900.0], [400.0, 1000.0]])  # two rows of three members
+    mass = scipy.stats.poisson.pmf(np.arange(2000)[:, None, None], rate).mean(1)
+    found = entropy(mixture_of(Poisson(jnp.log(jnp.asarray(rate, jnp.float32)))))
+    np.testing.assert_allclose(found, scipy.stats.entropy(mass), rtol=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
@@ -68,7 +87,7 @@ def test_histograms_share_their_bins():
 def test_what_has_no_answer_is_refused():
     with pytest.raises(ValueError, match="use entropy"):
         max_probability_score(Normal(jnp.zeros(2), jnp.ones(2)))
-    with pytest.raises(ValueError, match="0 usual and 2 strange"):
+    with pytest.raises(ValueError, match="0 in-distribution and 2 out-of-distribution"):
         auroc(np.zeros(0), np.zeros(2))
     with pytest.raises(ValueError, match="NaN"):
         auroc(np.zeros(2), np.array([np.nan]))

@@ -11,12 +11,12 @@ Y = np.array([1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 7.0, 6.0, 2.0, 3.0])
 
 def test_it_is_the_weighted_line_through_the_nearest_points():
     found = local_linear(X, Y, span=0.6)
-    for place, at in enumerate(X):
+    for index, at in enumerate(X):
         away = np.abs(X - at)
         width = np.sort(away)[5]
         weight = np.where(away < width, (1 - (away / width) ** 3) ** 3, 0)
         line = np.polynomial.Polynomial.fit(X, Y, 1, w=np.sqrt(weight), domain=[-1, 1])
-        assert found[place] == pytest.approx(line(at), abs=1e-9)
+        assert found[index] == pytest.approx(line(at), abs=1e-9)
     assert np.abs(np.diff(found)).max() < np.abs(np.diff(Y)).max()
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.stats
 from jaxtyping import PyTree
 
 from covey import models
@@ -60,7 +61,13 @@ def cases(effects):
             network,
         ),
         "fixed": Case(models.fixed(scale=0.7), Gaussian(mean, jnp.asarray(np.log(0.7)))),
+        "fixed full": given_law(np.array([[1.5, 0.6], [0.6, 0.5]])[:effects, :effects], mean),
     }
+
+
+def given_law(covariance, mean):
+    law = models.fixed(covariance=covariance, mean=np.asarray(mean))
+    return Case(law, law.init(jax.random.key(0), jnp.zeros(len(mean)), Spec(None)))
 
 
 class Grid(NamedTuple):
@@ -99,13 +106,13 @@ def test_density_and_draws_are_of_one_law(name, effects):
     law, beta, at = case.law, case.beta, grid(case, effects)
     if law.normaliser is None:
         np.testing.assert_allclose(np.exp(at.log_density).sum() * at.cell, 1.0, rtol=1e-6)
-    number = 4000
+    count = 4000
     scores = jax.vmap(jax.grad(law.log_density), in_axes=(None, 0))
 
     @jax.jit
     def sampled(key):
         first, draw, move = jax.random.split(key, 3)
-        draws = law.draws(draw, beta, number)
+        draws = law.draws(draw, beta, count)
         if law.normaliser is None:
             return draws, scores(beta, draws), beta
         particles = law.normaliser.init(first, beta)
@@ -115,14 +122,14 @@ def test_density_and_draws_are_of_one_law(name, effects):
     for power in (1, 2, 3):
         moments = np.asarray(draws) ** power
         exact = at.weight @ at.points**power
-        assert np.all(np.abs(moments.mean(0) - exact) < 4 * moments.std(0) / np.sqrt(number)), power
+        assert np.all(np.abs(moments.mean(0) - exact) < 4 * moments.std(0) / np.sqrt(count)), power
     # Quantiles, by the share of draws below the exact ones: a share tells modes apart.
     order = np.argsort(at.points[:, 0], kind="stable")
     below = np.cumsum(at.weight[order])
     for share in (0.1, 0.3, 0.5, 0.7, 0.9):
         quantile = at.points[order][np.searchsorted(below, share), 0]
         assert abs(np.mean(np.asarray(draws)[:, 0] < quantile) - share) < 4 * np.sqrt(
-            share * (1 - share) / number
+            share * (1 - share) / count
         )
     # The mean score is zero, or the gradient of the log of the integral, which the particles
     # follow.
@@ -132,7 +139,7 @@ def test_density_and_draws_are_of_one_law(name, effects):
         )
     )(beta)
     for score, exact, found in zip(*map(jax.tree.leaves, (each, at_grid, normaliser)), strict=True):
-        error = np.std(score, 0) / np.sqrt(number)
+        error = np.std(score, 0) / np.sqrt(count)
         assert np.all(np.abs(np.mean(score, 0) - exact) <= 4 * error + 1e-9)
         if law.normaliser is None:
             np.testing.assert_allclose(exact, 0, atol=1e-6)
@@ -169,18 +176,18 @@ def climbed(law, z, rounds, rate):
     def climb(key):
         state = fed.init(key, Spec(row, clients=clients))
 
-        def body(number, state):
-            slope = jax.grad(
+        def body(index, state):
+            gradient = jax.grad(
                 lambda beta: jnp.sum(jax.vmap(law.log_density, in_axes=(None, 0))(beta, z))
             )(state.theta.beta)
-            up = Population(jnp.zeros_like(state.theta.phi), slope)
+            up = Population(jnp.zeros_like(state.theta.phi), gradient)
             aggregate = Aggregate(
                 weighted=up,
                 plain=up,
                 weight=jnp.asarray(float(clients)),
                 count=jnp.asarray(float(clients)),
             )
-            return fed.server(jax.random.fold_in(key, number), state, aggregate)[0]
+            return fed.server(jax.random.fold_in(key, index), state, aggregate)[0]
 
         return jax.lax.fori_loop(0, rounds, body, state).theta.beta
 
@@ -207,10 +214,10 @@ def test_an_energy_learns_two_modes():
     law = models.energy(units=16, step_size=0.1, particles=200, steps=10, fewest_clients=1)
     case = Case(law, climbed(law, jnp.asarray(z[:, None]), 300, 0.05))
     at = grid(case, 1)
-    density, place = at.weight / at.cell, at.points[:, 0]
+    density, points = at.weight / at.cell, at.points[:, 0]
 
     def normal(mean, scale):
-        return np.exp(-0.5 * ((place - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
+        return np.exp(-0.5 * ((points - mean) / scale) ** 2) / (scale * np.sqrt(2 * np.pi))
 
     def distance(other):
         return (
@@ -219,7 +226,7 @@ def test_an_energy_learns_two_modes():
 
     assert distance(normal(z.mean(), z.std())) > 0.4  # the best Gaussian
     assert distance(density) < 0.1
-    assert at.weight[place > 0].sum() == pytest.approx(np.mean(z > 0), abs=0.04)
+    assert at.weight[points > 0].sum() == pytest.approx(np.mean(z > 0), abs=0.04)
 
 
 @pytest.mark.slow
@@ -228,8 +235,8 @@ def test_a_mixture_finds_two_kinds_of_clients():
     rng, clients, noise, rows = np.random.default_rng(1), 60, 0.5, 10
     z = two_kinds(rng, clients)
     tables = {
-        f"site{place}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows))
-        for place, own in enumerate(z)
+        f"site{index}": (np.zeros((rows, 1)), own + noise * rng.normal(size=rows))
+        for index, own in enumerate(z)
     }
     fed = fedpop(
         models.mixed_linear(scale=noise),
@@ -243,16 +250,16 @@ def test_a_mixture_finds_two_kinds_of_clients():
     beta = jax.tree.map(np.asarray, engine.advance(engine.start(), 300)[0].server.theta.beta)
     means = np.array([y.mean() for _, y in tables.values()])
     weights = np.exp(jax.nn.log_softmax(beta.logits))
-    for place, kind in zip(
+    for index, kind in zip(
         np.argsort(beta.components.mean[:, 0]), (means[z < 0], means[z > 0]), strict=True
     ):
-        np.testing.assert_allclose(beta.components.mean[place, 0], kind.mean(), rtol=0.02)
+        np.testing.assert_allclose(beta.components.mean[index, 0], kind.mean(), rtol=0.02)
         np.testing.assert_allclose(
-            np.exp(beta.components.log_scale[place, 0]),
+            np.exp(beta.components.log_scale[index, 0]),
             np.sqrt(kind.var() - noise**2 / rows),
             rtol=0.05,
         )
-        np.testing.assert_allclose(weights[place], len(kind) / clients, rtol=0.02)
+        np.testing.assert_allclose(weights[index], len(kind) / clients, rtol=0.02)
 
 
 def test_a_fixed_law_is_neither_learned_nor_sent():
@@ -277,6 +284,37 @@ def test_a_fixed_law_is_neither_learned_nor_sent():
             ValueError, match="no parameters to learn; leave beta_optimizer= and beta_prior= out"
         ):
             fedpop(models.mixed_linear(), step_size=0.1, effects=models.fixed(), **option)
+
+
+def test_a_given_covariance_is_that_of_the_law():
+    """Its density, the effects of an unseen client, and a posterior that has a closed form."""
+    covariance, mean = np.array([[1.5, 0.6], [0.6, 0.5]]), np.array([0.3, -0.2])
+    law, beta = given_law(covariance, mean)
+    np.testing.assert_allclose(beta.covariance, covariance, rtol=1e-12)
+    z = jnp.array([1.0, -2.0])
+    np.testing.assert_allclose(
+        law.log_density(beta, z), scipy.stats.multivariate_normal(mean, covariance).logpdf(z)
+    )
+    method = fedpop(
+        models.mixed_linear(scale=0.5, slopes=(0,)),
+        step_size=3.0,
+        draws=2000,
+        kernel=ornstein_uhlenbeck(),
+        effects=law,
+        adapt_burn_in=5,
+    )
+    x, y = np.array([[1.0], [2.0], [-1.0]]), np.array([1.0, 0.5, 2.0])
+    row = Rows(jax.ShapeDtypeStruct((1,), float), jax.ShapeDtypeStruct((), float))
+    down = method.broadcast(method.init(jax.random.key(0), Spec(row)))
+    draws = np.asarray(
+        jax.jit(lambda key: method.adapt(key, down, whole(Rows(x, y))).draws)(jax.random.key(1))
+    )
+    design = np.column_stack([np.ones(3), x])
+    precision = np.linalg.inv(covariance) + design.T @ design / 0.25
+    exact = np.linalg.solve(precision, np.linalg.solve(covariance, mean) + design.T @ y / 0.25)
+    deviation = np.sqrt(np.diag(np.linalg.inv(precision)))
+    assert np.all(np.abs(draws.mean(0) - exact) < 4 * deviation / np.sqrt(2000))
+    np.testing.assert_allclose(draws.std(0), deviation, rtol=4 / np.sqrt(2 * 2000))
 
 
 def test_few_clients_are_too_few_for_an_energy():
@@ -307,6 +345,17 @@ def test_few_clients_are_too_few_for_an_energy():
         (lambda: models.energy(units=0), "units must be at least 1, got 0"),
         (lambda: models.energy(spread=0.0), "spread must be above 0, got 0"),
         (lambda: models.fixed(scale=-1.0), "must be above 0, got -1"),
+        (lambda: models.fixed(scale=1.0, covariance=np.eye(2)), "two ways to say one thing"),
+        (lambda: models.fixed(covariance=np.ones((2, 3))), r"square matrix, got shape \(2, 3\)"),
+        (lambda: models.fixed(covariance=[[1.0, 2.0], [0.0, 1.0]]), "must be symmetric"),
+        (
+            lambda: models.fixed(covariance=[[1.0, 2.0], [2.0, 1.0]]),
+            "positive definite, its smallest eigenvalue is -1",
+        ),
+        (
+            lambda: given_law(np.eye(2), np.zeros(3)),
+            "covariance is of 2 effects, but this model has 3",
+        ),
     ],
 )
 def test_bad_options(make, message):

@@ -148,9 +148,15 @@ def test_gaussian_mixtures_against_scikit_learn(name, kind):
         kind
     ]
     oracle = Oracle(
-        2, covariance_type=kind, max_iter=3, tol=0, reg_covar=0, weights_init=np.asarray(theta.weights), means_init=MEANS,
+        2,
+        covariance_type=kind,
+        max_iter=3,
+        tol=0,
+        reg_covar=0,
+        weights_init=np.asarray(theta.weights),
+        means_init=MEANS,
         precisions_init=precisions,
-    ).fit(X)  # fmt: skip
+    ).fit(X)
     for _ in range(3):
         theta, *_ = step(theta, batch_of(name))
     np.testing.assert_allclose(theta.means, oracle.means_, atol=1e-10)

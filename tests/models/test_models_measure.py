@@ -28,8 +28,8 @@ def predict(x):
 
 @jax.jit
 def at_once(start, count):
-    place = jnp.arange(60)
-    return predict(ROWS.x).measures(ROWS.y, (place >= start) & (place < start + count))
+    index = jnp.arange(60)
+    return predict(ROWS.x).measures(ROWS.y, (index >= start) & (index < start + count))
 
 
 def assert_same(got, expected):
@@ -49,9 +49,9 @@ def test_ragged_clients_under_vmap():
         return measure(predict, Shard(ROWS, start, count, 30), batch_size=8)
 
     stacked = jax.jit(jax.vmap(of_client))(START, COUNT)
-    for place in range(len(START)):
-        own = jax.tree.map(lambda leaf, place=place: np.asarray(leaf)[place], stacked)
-        assert_same(own, at_once(START[place], COUNT[place]))
+    for index in range(len(START)):
+        own = jax.tree.map(lambda leaf, index=index: np.asarray(leaf)[index], stacked)
+        assert_same(own, at_once(START[index], COUNT[index]))
     assert_same(metrics.merge(stacked), at_once(0, 60))
 
 

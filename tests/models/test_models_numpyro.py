@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+import scipy.stats
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC, NUTS, init_to_value
 from numpyro.infer.reparam import LocScaleReparam
@@ -91,10 +92,10 @@ def test_clients_add_up_to_the_pooled_log_joint(centred):
 
         def ours(phi, z):
             total = mixed.log_prior(phi)
-            for place in range(3):
-                rows = Rows(jnp.asarray(x[client == place]), jnp.asarray(y[client == place]))
-                total += mixed.law.log_density(phi, z[place]) + jnp.sum(
-                    mixed.log_likelihood(phi, z[place], rows)
+            for index in range(3):
+                rows = Rows(jnp.asarray(x[client == index]), jnp.asarray(y[client == index]))
+                total += mixed.law.log_density(phi, z[index]) + jnp.sum(
+                    mixed.log_likelihood(phi, z[index], rows)
                 )
             return total
 
@@ -332,7 +333,7 @@ def test_fedpop_finds_the_mode_of_a_numpyro_model():
         )
     exact = mode(clients)
     data = FederatedData.from_clients(
-        {f"site{place}": (x, y.astype(np.float32)) for place, (x, y) in enumerate(clients)}
+        {f"site{index}": (x, y.astype(np.float32)) for index, (x, y) in enumerate(clients)}
     )
     ascent = optax.adam(optax.cosine_decay_schedule(0.1, 200))
     fed = fedpop(
@@ -386,6 +387,79 @@ def test_one_side_may_be_empty():
         -1.4189,
         rtol=1e-4,
     )
+
+
+def schools(x, y, client, clients):
+    """Eight schools as it is usually written: the standard error of each school is a column."""
+    mean = numpyro.sample("mean", dist.Normal(0, 5))
+    spread = numpyro.sample("spread", dist.HalfCauchy(5))
+    with numpyro.plate("client", clients):
+        effect = numpyro.sample("effect", dist.Normal(mean, spread))
+    numpyro.sample("y", dist.Normal(effect[client], x[:, 0]), obs=y)
+
+
+def test_a_column_may_be_a_scale():
+    """A row of zeros was no row of such data: NumPyro refused the scale 0."""
+    spec = spec_of(columns=1)
+    mixed = client_plate(schools, spec)
+    phi = mixed.init(KEY, spec)
+    assert phi.keys() == {"mean", "spread"}
+    np.testing.assert_allclose(
+        mixed.law.log_density(phi, jnp.array([2.0])),
+        scipy.stats.norm.logpdf(2.0, 0.0, np.exp(phi["spread"])),
+        rtol=1e-5,
+    )
+    assert mixed.coefficients(phi, jnp.zeros(1)).keys() == {"mean", "spread"}
+    np.testing.assert_allclose(mixed.describe(phi, jnp.array([3.0]))["effect"], 3.0)
+
+
+def test_rows_are_tried_that_the_data_have():
+    """An example row of the spec where it has one; else ones. What fails is named by its site."""
+
+    def shifted(x, y):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(a, x[:, 0] - 1.0), obs=y)
+
+    class Exemplary(Spec):
+        example = Rows(np.array([3.0, 0.0], np.float32), np.float32(7.0))
+
+    model = from_numpyro(shifted, Exemplary(*NUMBERS))
+    assert model.init(KEY, NUMBERS).keys() == {"a"}
+    with pytest.raises(
+        ValueError,
+        match=r"shifted: the model failed at site 'y', tried on x, y of shapes \(1, 2\), \(1,\) of "
+        r"1 client\(s\): Normal distribution got invalid scale parameter",
+    ):
+        from_numpyro(shifted, NUMBERS).init(KEY, NUMBERS)
+
+
+def test_values_of_columns_have_their_names():
+    """Of a column are coefficients, an effect's too, and what is made of them one by one.
+
+    As many values as columns do not make a coefficient.
+    """
+    spec = spec_of(columns=3)._replace(features=("age", "dose", "sex"))
+
+    def named(x, y, client, clients):
+        raw = numpyro.sample("raw", dist.Normal(0, 1).expand([3]).to_event(1))
+        level = numpyro.sample("level", dist.Normal(0, 1).expand([3]).to_event(1))
+        weight = numpyro.deterministic("weight", 2.0 * raw)
+        numpyro.deterministic("total", jnp.cumsum(raw))
+        with numpyro.plate("client", clients):
+            slope = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        centre = x @ weight + jnp.sum(x * slope[client], axis=1) + jnp.sum(level)
+        numpyro.sample("y", dist.Normal(centre, 0.5), obs=y)
+
+    mixed = client_plate(named, spec)
+    columns = ("column", ("age", "dose", "sex"))
+    assert mixed.axes(spec) == dict.fromkeys(("raw", "weight", "slope"), columns)
+    assert mixed.axes(spec._replace(features=None)) == {}
+
+    def shared(x, y):
+        named(x, y, jnp.zeros(len(x), int), 1)
+
+    assert from_numpyro(shared, spec).axes(spec).keys() == {"raw", "weight"}  # slope is (1, 3)
+    assert client_plate(slopes, NUMBERS).axes(NUMBERS) == {}
 
 
 def broken(effect=None, outcome=None, size=None, before=None, plate="client"):
@@ -483,7 +557,7 @@ def factored(eta, y):
             broken(
                 outcome=lambda eta, y: numpyro.sample("y", dist.Normal(eta, 1).to_event(1), obs=y)
             ),
-            r"log-densities of shape \(\) for 3 rows, but one a row",
+            r"log-densities of shape \(\) for 3 rows, but one per row",
         ),
         (
             broken(outcome=lambda eta, y: numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)),
@@ -502,7 +576,8 @@ def test_data_that_do_not_fit():
     mixed = client_plate(slopes, NUMBERS)
     with pytest.raises(
         ValueError,
-        match=r"made for rows of shapes \(\(2,\), \(\)\) and classes=None, but these data have \(\(3,\)",
+        match=r"made for rows of shapes \(\(2,\), \(\)\) and classes=None, but these data have "
+        r"\(\(3,\)",
     ):
         mixed.init(KEY, spec_of(columns=3))
     with pytest.raises(TypeError) as raised:  # an error of the model's own says when it came up
@@ -519,7 +594,7 @@ def test_outcomes_that_are_learned_from_but_not_predicted():
     assert model.log_likelihood(params, Rows(x, jnp.zeros(4))).shape == (4,)
     with pytest.raises(
         ValueError,
-        match=r"one Bernoulli, Categorical, Normal or Poisson outcome a row, .*'y' is StudentT",
+        match=r"one Bernoulli, Categorical, Normal or Poisson outcome per row, .*'y' is StudentT",
     ):
         model.predictive(params, x)
     pairs = spec_of(outcomes=(2,))
@@ -570,7 +645,7 @@ def test_effects_are_those_of_pooled_nuts():
     exact = sampler.get_samples()
 
     data = FederatedData.from_clients(
-        {f"d{place}": (x[client == place], y[client == place]) for place in range(40)}, classes=2
+        {f"d{index}": (x[client == index], y[client == index]) for index in range(40)}, classes=2
     )
     rounds = 400
     ascent = optax.adam(optax.cosine_decay_schedule(0.05, rounds))

@@ -155,5 +155,44 @@ def test_a_mixture_against_scipy():
     got = metrics.values(found.measures(jnp.asarray(y), jnp.ones(20, bool)))
     assert got["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-4)
     assert got["mse"] == pytest.approx(np.mean((y - 0.3 * mean[0] - 0.7 * mean[1]) ** 2), rel=1e-4)
-    with pytest.raises(ValueError, match="a mixture of mixtures"):
-        mixture_of(found, jnp.asarray(weight))
+
+
+def test_the_moments_and_quantiles_of_a_mixture():
+    """Against sums over the members; a member of weight zero may hold anything."""
+    mean, scale = np.array([[0.0, 1.0], [4.0, 1.0], [5.0, 1.0]]), np.array([[1.0], [0.5], [0.5]])
+    weight = np.array([0.45, 0.25, 0.3])
+    members = Normal(
+        jnp.asarray(np.vstack([mean, [[np.nan, 0.0]]])),
+        jnp.asarray(np.vstack([scale * [[1.0, 1.0]], [[1.0, 1.0]]])),
+    )
+    found = mixture_of(members, jnp.asarray([*(10 * weight), 0.0]))
+    centre = weight @ mean
+    np.testing.assert_allclose(found.mean, centre, rtol=1e-6)
+    np.testing.assert_allclose(
+        found.variance, weight @ (scale**2 + (mean - centre) ** 2), rtol=1e-5
+    )
+    for tail in (1e-6, 0.05, 0.5, 0.95):
+        reached = weight @ scipy.stats.norm.cdf(found.quantile(tail), mean, scale)
+        np.testing.assert_allclose(reached, tail, rtol=1e-5)
+    rate = np.array([[0.1, 7.0], [30.0, 7.0], [1e4, 7.0]])
+    counts = mixture_of(Poisson(jnp.log(jnp.asarray(rate, jnp.float32))), jnp.asarray(weight))
+    rate = np.exp(np.asarray(counts.members.log_rate, float)).T
+    for tail in (0.05, 0.5, 0.95):
+        least = counts.quantile(tail)
+        assert np.all(weight @ scipy.stats.poisson.cdf(least, rate) >= tail - 1e-6)
+        assert np.all(weight @ scipy.stats.poisson.cdf(least - 1, rate) < tail)
+    with pytest.raises(ValueError, match="must be between 0 and 1"):
+        counts.interval(90.0)
+    assert np.isnan(
+        mixture_of(counts.members._replace(log_rate=jnp.zeros((2, 1))), jnp.zeros(2)).quantile(0.5)
+    )[0]
+
+
+def test_a_mixture_of_mixtures_has_the_members_of_both():
+    one = mixture_of(Normal(jnp.array([[0.0], [1.0]]), jnp.ones((2, 1))), jnp.array([0.25, 0.75]))
+    two = mixture_of(Normal(jnp.array([[5.0], [9.0]]), jnp.ones((2, 1))), jnp.array([0.5, 0.5]))
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, two)
+    found = mixture_of(stacked, jnp.array([0.2, 0.8]))
+    np.testing.assert_allclose(found.mean, 0.2 * 0.75 + 0.8 * 7.0, rtol=1e-6)
+    density = np.array([0.05, 0.15, 0.4, 0.4]) @ scipy.stats.norm.pdf(4.0, [0.0, 1.0, 5.0, 9.0])
+    np.testing.assert_allclose(found.log_prob(jnp.array([4.0])), np.log(density), rtol=1e-5)

@@ -90,11 +90,11 @@ def test_a_cut_network_is_the_network(case):
         def cut(body, head):
             return mixed.log_likelihood(body, head, rows), mixed.predictive(body, head, rows.x)
 
-        slope = jax.grad(lambda params: whole(params)[0] @ jnp.arange(5.0))(params)
-        slopes = jax.grad(lambda body, head: cut(body, head)[0] @ jnp.arange(5.0), argnums=(0, 1))(
+        gradient = jax.grad(lambda params: whole(params)[0] @ jnp.arange(5.0))(params)
+        parts = jax.grad(lambda body, head: cut(body, head)[0] @ jnp.arange(5.0), argnums=(0, 1))(
             body, head
         )
-        return (whole(params), slope), (cut(body, head), join(*slopes))
+        return (whole(params), gradient), (cut(body, head), join(*parts))
 
     near(*both(params, body, head))
     near(join(body, head), params)
@@ -181,7 +181,8 @@ def test_options_reach_the_network():
     [
         (
             "outputs",
-            "no field 'outputs'; its arrays are hidden.0.weight, hidden.0.bias, output.weight, output.bias",
+            "no field 'outputs'; its arrays are hidden.0.weight, hidden.0.bias, output.weight, "
+            "output.bias",
         ),
         (("output", "put"), "no field 'put'"),
         ("hidden.1", "no field 'hidden.1'"),
@@ -209,6 +210,6 @@ def test_an_array_without_a_name_can_be_personal_only_as_all():
 def test_a_head_of_another_network_is_refused():
     body, head = divide(models.mlp(hidden=(3,)).init(KEY, spec_of(FLAT)), "output")
     with pytest.raises(
-        ValueError, match="a head of 13 numbers was given, this body has places for 12"
+        ValueError, match="a head of length 13 was given, this body needs one of 12"
     ):
         join(body, jnp.append(head, 0.0))

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from covey.privacy import Deltas, Mechanism, guarantee, largest_permitted, pld, rdp, theorem
+from covey.privacy import Deltas, LangevinMechanism, guarantee, largest_permitted, pld, rdp, theorem
 from covey.privacy.theorem import divisions, largest_step_size
 
 DELTA = 1e-5
 
 
-def mechanism(**changes: object) -> Mechanism:
+def mechanism(**changes: object) -> LangevinMechanism:
     given: dict = {
         "step_size": 1e-6,
         "temperature": 1.0,
@@ -27,7 +27,7 @@ def mechanism(**changes: object) -> Mechanism:
         "local_steps": 10,
     }
     given |= {"rows": (1000,) * 10, "batch_size": 200}
-    return Mechanism(**(given | changes))
+    return LangevinMechanism(**(given | changes))
 
 
 def delta_of_gaussian(epsilon: float, noise: float) -> float:
@@ -113,10 +113,10 @@ def test_the_delta_that_was_asked_for_is_met_and_the_step_size_is_bounded(way):
 
 def test_noise_is_the_standard_deviation_over_the_sensitivity():
     some = mechanism(temperature=0.7, correlation=0.3, rows=(500, 1500), step_size=2e-5, clip=0.25)
-    for place, (rows, share) in enumerate(((500, 0.25), (1500, 0.75))):
+    for index, (rows, share) in enumerate(((500, 0.25), (1500, 0.75))):
         sensitivity = 2e-5 / ((200 / rows) * share) * (2 * 0.25)
         deviation = math.sqrt(2 * 2e-5 * 0.7 * (1 - 0.09) / share)
-        assert some.noises[place] == pytest.approx(deviation / sensitivity)
+        assert some.noises[index] == pytest.approx(deviation / sensitivity)
 
 
 def test_groups_are_never_better_than_their_clients():
@@ -145,12 +145,12 @@ def test_rdp_bounds_a_step_on_some_of_the_rows(sampling):
     """All other rows have no gradient: the sum is a mixture of two Gaussians, and its exact delta
     an integral on a line.
 
-    One row of norm C is turned round (replaced), or taken away (Poisson sampling). The noise is in
-    units of 2 C.
+    One row of norm C is replaced by its opposite, or with Poisson sampling by nothing (zero-out).
+    The line is in units of C.
     """
     some = mechanism(local_steps=1, batch_size=300, step_size=1.5e-2, sampling=sampling)
     noise, at = float(some.noises[0]), np.linspace(-12, 12, 200_001)
-    spread = 2 * noise
+    spread = noise * some.sensitivity / some.clip
     here = 0.7 * norm.pdf(at, 0, spread) + 0.3 * norm.pdf(at, 1, spread)
     there = (
         0.7 * norm.pdf(at, 0, spread) + 0.3 * norm.pdf(at, -1, spread)
@@ -289,7 +289,13 @@ def test_accountants_say_what_they_are_not_for():
         ValueError, match="no privacy loss distribution for minibatches of fixed size"
     ):
         pld(mechanism(), rounds=1, delta=DELTA)
-    with pytest.raises(ValueError, match="is for minibatches of fixed size"):
-        theorem(mechanism(sampling="poisson"), rounds=1, delta=DELTA)
+    for call in (
+        lambda some: theorem(some, rounds=1, delta=DELTA),
+        lambda some: guarantee(some, rounds=1, deltas=Deltas(10.0, 10.0, 10.0)),
+    ):
+        with pytest.raises(
+            ValueError, match="is for minibatches of fixed size and one row replaced"
+        ):
+            call(mechanism(sampling="poisson"))
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 0"):
         rdp(mechanism(), rounds=1, delta=0.0)

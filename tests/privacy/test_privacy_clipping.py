@@ -34,9 +34,9 @@ def by_hand(theta, batch, clip):
     """Row by row, in plain numpy."""
     total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), theta)
     gradient_of = jax.jit(jax.grad(lambda at, one: -MODEL.log_likelihood(at, one)[0]))
-    for place in range(len(batch.mask)):
+    for index in range(len(batch.mask)):
         gradient = gradient_of(
-            theta, jax.tree.map(lambda leaf, at=place: leaf[at : at + 1], batch.rows)
+            theta, jax.tree.map(lambda leaf, at=index: leaf[at : at + 1], batch.rows)
         )
         length = np.sqrt(
             sum(float(np.sum(np.asarray(leaf, float) ** 2)) for leaf in jax.tree.leaves(gradient))
@@ -76,7 +76,7 @@ def test_a_large_bound_changes_nothing():
 def test_no_row_moves_the_sum_by_more_than_the_bound():
     theta, batch = problem()
     norms = [
-        norm_of(TOTAL(theta, Batch(batch.rows, jnp.arange(12) == place))) for place in range(12)
+        norm_of(TOTAL(theta, Batch(batch.rows, jnp.arange(12) == index))) for index in range(12)
     ]
     assert max(norms) <= 0.7 * (1 + 1e-5)
     assert max(norms) > 0.69  # some rows are at the bound, or nothing was tested
@@ -90,10 +90,10 @@ def test_padding_counts_as_nothing_whatever_it_holds():
     close(TOTAL(theta, Batch(spoilt, jnp.arange(12) < 4)), by_hand(theta, few, 0.7))
 
 
-@pytest.mark.parametrize("number", [jnp.inf, jnp.nan])
-def test_a_row_that_is_not_finite_counts_as_nothing(number):
+@pytest.mark.parametrize("value", [jnp.inf, jnp.nan])
+def test_a_row_that_is_not_finite_counts_as_nothing(value):
     theta, batch = problem()
-    spoilt = Batch(batch.rows._replace(x=batch.rows.x.at[5].set(number)), batch.mask)
+    spoilt = Batch(batch.rows._replace(x=batch.rows.x.at[5].set(value)), batch.mask)
     without = Batch(batch.rows, jnp.arange(12) != 5)
     close(TOTAL(theta, spoilt), TOTAL(theta, without))
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from covey.privacy import Budget, BudgetSpentError, Ledger, Mechanism, rdp, theorem
+from covey.privacy import Budget, BudgetSpentError, LangevinMechanism, Ledger, rdp, theorem
 
-ROUND = Mechanism(
+ROUND = LangevinMechanism(
     step_size=1e-6,
     temperature=1.0,
     correlation=0.0,
@@ -20,7 +20,7 @@ ROUND = Mechanism(
 LEDGER = Ledger(ROUND, Budget(delta=1e-5, epsilon=1.0))
 
 
-def changed(mechanism: Mechanism = ROUND, **budget: object) -> Ledger:
+def changed(mechanism: LangevinMechanism = ROUND, **budget: object) -> Ledger:
     return Ledger(mechanism, replace(LEDGER.budget, **budget))
 
 
@@ -48,9 +48,11 @@ def test_the_budget_is_met_and_not_passed():
         < rdp(ROUND, rounds=permitted + 1, delta=1e-5)
     )
     LEDGER.check(permitted)
-    with pytest.raises(BudgetSpentError, match=f"at most {permitted - 4} more"):
+    with pytest.raises(
+        BudgetSpentError, match=f"allows {permitted - 4} more rounds, {permitted - 3} were"
+    ):
         LEDGER.check(permitted + 1, done=4)
-    with pytest.raises(BudgetSpentError, match="the budget is spent"):
+    with pytest.raises(BudgetSpentError, match="allows 0 more rounds, 1 were asked for"):
         LEDGER.check(permitted + 1, done=permitted)
     assert LEDGER.left(permitted + 3) == 0
 

@@ -4,13 +4,13 @@ import pytest
 from typer.testing import CliRunner
 
 from covey.cli import app
-from covey.privacy import Mechanism, plan, rdp, theorem
+from covey.privacy import LangevinMechanism, plan, rdp, theorem
 
 COMMON: dict = {"clients": 10, "rows": 1000, "batch_size": None, "temperature": 0.5, "clip": 2.0}
 
 
-def mechanism(size: int, correlation: float, step_size: float) -> Mechanism:
-    return Mechanism(
+def mechanism(size: int, correlation: float, step_size: float) -> LangevinMechanism:
+    return LangevinMechanism(
         step_size=step_size,
         temperature=0.5,
         correlation=correlation,

@@ -11,9 +11,10 @@ import pytest
 from problems import linear_gaussian
 from rich.console import Console
 
-from covey import demo, models, page
+from covey import demo, models
 from covey.algorithms.fedavg import fedavg
 from covey.datasets.tables import HEART_DISEASE
+from covey.report import page
 from covey.report.figures import curves, spread
 from covey.runs.launch import run
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
+from covey.datasets.loaders import load
 from reproductions import fedem_birds as birds
 from reproductions import fedem_ebird_scale as scale
 
@@ -76,3 +77,15 @@ def test_woodpeckers_that_were_held_out(data_dir):
     assert (
         1.5 < numbers["green_woodpecker, smooth trend, 2017 over 2004"] < 4
     )  # woodpeckers have become more
+
+
+@pytest.mark.slow
+def test_birds_of_many_species_are_predicted_no_worse_than_by_soft_impute(data_dir):
+    """Split 1, with rank 3: the deviance was 1.98 on average over splits with Poisson cells, and
+    that of soft-impute 1.65 on this split.
+    """
+    data = load("swiss_birds").split(validation=0.2, test=0.2, seed=1)
+    imputer, found = birds.scores(data, 3, 1)
+    assert 1 < imputer.dispersion_ < 20
+    assert found["FedMissEM"].deviance <= found["soft-impute"].deviance
+    assert found["FedMissEM"].error <= found["soft-impute"].error

@@ -7,6 +7,7 @@ from reproductions import EXPERIMENTS
 from reproductions import fedpa_estimates as estimates
 from reproductions import fedpa_images as images
 from reproductions import fedpa_overhead as overhead
+from reproductions import fedpa_samples as samples
 from reproductions import fedpa_toy as toy
 from reproductions.fedavg_drift import fixed_point, quadratic
 
@@ -51,9 +52,9 @@ def test_bias_and_variance_of_known_deltas():
 
 
 def test_effective_number_of_samples():
-    np.testing.assert_allclose(estimates.effective(np.zeros((2, 5))), 5.0)
-    np.testing.assert_allclose(estimates.effective(np.log([[3.0, 1.0]]) + 700), 16 / 10)
-    np.testing.assert_allclose(estimates.effective(np.array([[0.0, -1e9]])), 1.0)
+    np.testing.assert_allclose(samples.effective(np.zeros((2, 5))), 5.0)
+    np.testing.assert_allclose(samples.effective(np.log([[3.0, 1.0]]) + 700), 16 / 10)
+    np.testing.assert_allclose(samples.effective(np.array([[0.0, -1e9]])), 1.0)
 
 
 def test_rounds_to_a_target():
@@ -70,11 +71,35 @@ def test_rounds_to_a_target():
     assert images.best({0.1: low, 1.0: images.Curve(curve + 0.1, curve - 0.5)}) == 1.0
 
 
-def test_clients_take_turns():
+def test_clients_take_turns_in_both_orders():
     calls: list[str] = []
     seconds = overhead.timed({name: lambda name=name: calls.append(name) for name in "ab"}, 3)
-    assert calls == list("ab" * 4)
+    assert calls == list("ab" + "ab" + "ba" + "ab")
     assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "holds"),
+    [
+        (1.0, 0.2, True),
+        (1.06, 0.2, True),
+        (1.06, 0.01, False),
+        (1.2, 0.2, False),
+        (1.2, 9.0, False),
+    ],
+    ids=["none, noisy", "within the noise", "not within", "too much", "too noisy to tell"],
+)
+def test_the_claim_on_time_knows_the_spread_of_the_turns(ratio, spread, holds):
+    """Nine turns whose ratios are spread evenly about their median, and one client in a turn that
+    something else held up.
+    """
+    slower = ratio + spread * np.linspace(-0.5, 0.5, 9)
+    slower[-1] *= 100.0
+    found = overhead.ratio_of(slower, np.ones(9))
+    assert found.median == pytest.approx(ratio)
+    claim = overhead.overhead_claim(found, 100)
+    assert claim.holds == holds
+    assert 0.05 <= claim.bound <= 0.1
 
 
 @pytest.mark.slow
@@ -83,9 +108,3 @@ def test_every_claim_holds_at_the_quick_scale(name):
     rows, claims, _ = EXPERIMENTS[name].load()("quick", lambda line: None)
     assert rows
     assert [claim for claim in claims if not claim.holds] == []
-
-
-@pytest.mark.slow
-def test_the_recursion_is_quicker_than_the_matrix():
-    seconds = overhead.timed(overhead.clients(2000, with_dense=True), 3)
-    assert np.median(seconds["FedPA"]) < np.median(seconds["dense"])

@@ -17,21 +17,16 @@ from covey.datasets.loaders import load
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run
 from covey.runs.run import Run
-from reproductions import fedpop_images
-from reproductions.fedpop_images import (
+from reproductions import fedpop_image_settings, fedpop_images
+from reproductions.fedpop_image_settings import (
     COLOURS,
     PASSES,
     SETTINGS,
     Problem,
     Size,
-    best,
-    calibration,
-    images_of,
     method_of,
-    small,
-    strange,
-    table,
 )
+from reproductions.fedpop_images import best, calibration, images_of, small, strange, table
 
 TINY = Size(
     seeds=1,
@@ -89,10 +84,10 @@ def test_all_methods_do_the_same_work(name, monkeypatch):
     """One minibatch holds the ten rows of each client, so that steps are passes."""
     # Perceptrons: convolutions take long to compile.
     monkeypatch.setattr(
-        fedpop_images, "cifar_cnn", lambda *, channels, hidden: models.mlp(hidden=hidden)
+        fedpop_image_settings, "cifar_cnn", lambda *, channels, hidden: models.mlp(hidden=hidden)
     )
     monkeypatch.setattr(
-        fedpop_images,
+        fedpop_image_settings,
         "mixed_cifar_cnn",
         lambda *, channels, hidden: models.mixed_mlp(hidden=hidden),
     )
@@ -129,8 +124,8 @@ def test_the_validation_rows_choose_where_a_run_is_scored(monkeypatch):
             self.round += rounds
             return self
 
-        def evaluate(self, *, part):
-            return evaluation(data, looks[part][self.round - 1])
+        def evaluate(self, *, split):
+            return evaluation(data, looks[split][self.round - 1])
 
     monkeypatch.setattr(
         fedpop_images, "run_method", lambda *arguments, rounds, **options: Walk().advance(rounds)

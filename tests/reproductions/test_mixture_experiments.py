@@ -16,7 +16,9 @@ from covey.datasets.loaders import load
 from covey.datasets.synthetic import Mixture, mixture_of_linear
 from covey.models import logistic
 from covey.runs.evaluation import Evaluation
+from covey.topology import ring
 from reproductions import EXPERIMENTS
+from reproductions import mixture_decentralised as decentralised
 from reproductions import mixture_real as real
 from reproductions import mixture_synthetic as synthetic
 
@@ -35,11 +37,11 @@ def small():
 def test_the_oracle_is_right_as_often_as_its_own_probabilities_say(small):
     data, truth = small
     expected, rows = [], []
-    for place in range(data.clients):
-        x, _ = data.rows_of(place, "test")
-        chance = norm.cdf(x @ truth.theta.T / synthetic.NOISE) @ truth.pi[place]
+    for index in range(data.clients):
+        x, _ = data.rows_of(index, "test")
+        chance = norm.cdf(x @ truth.theta.T / synthetic.NOISE) @ truth.pi[index]
         expected.append(np.maximum(chance, 1 - chance).mean())
-        rows.append(data.counts("train")[place])
+        rows.append(data.counts("train")[index])
     weights = np.array(rows) / np.sum(rows)
     error = 0.5 * np.sqrt(np.sum(weights**2) / 400)  # at most: labels of 400 rows a client
     found = synthetic.oracle(data, truth)
@@ -63,10 +65,10 @@ def test_scores_count_clients_by_their_rows(small):
 def test_rows_to_choose_by_are_no_rows_to_learn_from(small):
     data, _ = small
     divided = synthetic.with_validation(data)
-    for place in range(data.clients):
-        parts = [divided.rows_of(place, part).x for part in ("train", "validation")]
-        np.testing.assert_array_equal(np.concatenate(parts), data.rows_of(place, "train").x)
-        assert len(parts[1]) == int(0.2 * data.counts("train")[place])
+    for index in range(data.clients):
+        parts = [divided.rows_of(index, part).x for part in ("train", "validation")]
+        np.testing.assert_array_equal(np.concatenate(parts), data.rows_of(index, "train").x)
+        assert len(parts[1]) == int(0.2 * data.counts("train")[index])
     np.testing.assert_array_equal(divided.counts("test"), data.counts("test"))
     old, new = synthetic.held_out(data)
     assert (old.clients, new.clients) == (16, 4)
@@ -84,18 +86,23 @@ def test_components_are_matched_in_any_order(small):
 def test_the_number_of_components_with_the_least_held_out_loss_is_chosen():
     losses = {1: 0.7, 2: 0.3, 3: 0.4}
 
-    def fit(number):
+    def fit(count):
         return SimpleNamespace(
-            evaluate=lambda part: SimpleNamespace(pooled={"nll": losses[number], "part": part}),
-            number=number,
+            evaluate=lambda split: SimpleNamespace(pooled={"nll": losses[count], "split": split}),
+            count=count,
         )
 
     choice = choose_components(fit, (1, 2, 3))
     assert choice.components == 2
     assert choice.nll == losses
-    assert choice.runs[3].number == 3
+    assert choice.runs[3].count == 3
     with pytest.raises(ValueError, match=r"at least 1, got \(0, 2\)"):
         choose_components(fit, (0, 2))
+    losses[1] = np.nan  # a run that diverged is not chosen, wherever it stands
+    assert choose_components(fit, (1, 2, 3)).components == 2
+    losses[2] = losses[3] = np.nan
+    with pytest.raises(ValueError, match="no run has a finite validation loss"):
+        choose_components(fit, (1, 2, 3))
 
 
 @pytest.mark.slow
@@ -127,9 +134,9 @@ def test_a_configuration_may_leave_the_number_to_the_data(tmp_path):
     tables["data"]["classes"] = 2
     settings, told = configuration.checked(tables), []
     found = decided(settings, tmp_path / "run", resume=False, report=told.append)
-    number = found.tables["method"]["components"]
-    assert number >= 2
-    assert told[-1].startswith(f"{number} components are best")
+    count = found.tables["method"]["components"]
+    assert count >= 2
+    assert told[-1].startswith(f"{count} components are best")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text("[method]\ncomponents = 4\n")
     again = decided(settings, tmp_path / "run", resume=True, report=told.append)
@@ -166,6 +173,13 @@ def test_rates_are_chosen_on_validation_rows_and_scored_on_test_rows(monkeypatch
     assert [round(claim.value) for claim in claims] == [20, 20]
     for name in real.METHODS:
         assert real.method_of(name, 0.1, problem).name
+
+
+def test_the_contraction_of_a_round_is_that_of_all_its_gossip_steps():
+    slowest = (1 + 2 * np.cos(2 * np.pi / 8)) / 3  # the second eigenvalue of a ring of eight
+    assert decentralised.per_round(ring(), 8) == pytest.approx(slowest)
+    assert decentralised.per_round(ring(gossip_steps=3), 8) == pytest.approx(slowest**3)
+    assert set(decentralised.NEAR) < set(decentralised.GRAPHS)
 
 
 def test_the_writers_are_those_who_wrote_most(data_dir):

@@ -3,11 +3,12 @@
 import json
 import sys
 from types import ModuleType
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 import pytest
 
-from reproductions import EXPERIMENTS
+from reproductions import EXPERIMENTS, result
 from reproductions.result import Claim, Experiment, Result, Row, perform, write
 
 ROWS = [
@@ -36,7 +37,15 @@ def test_result_has_exactly_the_agreed_form(experiment, tmp_path):
     assert said == ["working at quick"]
     assert result.holds
     written = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert list(written) == ["id", "scale", "seconds", "rows", "claims", "environment"]
+    assert list(written) == [
+        "id",
+        "scale",
+        "seconds",
+        "rows",
+        "claims",
+        "changes",
+        "environment",
+    ]
     assert (written["id"], written["scale"]) == ("some-paper", "quick")
     assert written["seconds"] >= 0
     assert written["rows"] == [
@@ -82,3 +91,21 @@ def test_quick_stays_below_its_limit():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_can_be_loaded(name):
     assert callable(EXPERIMENTS[name].load())
+
+
+def test_a_setting_of_an_experiment_can_be_changed():
+    class Size(NamedTuple):
+        seeds: int
+        rate: float
+
+    token = result._changes.set({"seeds": 3, "rate": 2})
+    try:
+        assert result.with_changes(Size(1, 0.5)) == Size(3, 2)
+        result._changes.set({"seed": 3})
+        with pytest.raises(ValueError, match=r"--set seed: unknown setting .*did you mean 'seeds'"):
+            result.with_changes(Size(1, 0.5))
+        result._changes.set({"seeds": "three"})
+        with pytest.raises(ValueError, match="--set seeds: int is needed, got 'three'"):
+            result.with_changes(Size(1, 0.5))
+    finally:
+        result._changes.reset(token)

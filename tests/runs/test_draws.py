@@ -117,22 +117,24 @@ def test_a_summary_has_the_diagnostics_of_all_chains(whole):
 
 def test_what_there_is_not_is_named(whole):
     done, _ = whole
-    with pytest.raises(ValueError, match=r"fald has no posterior of a client's.*posterior.shared"):
-        done.posterior.client("site0")
+    with pytest.raises(
+        ValueError, match=r"fald has no posterior of a client's own .* see run.posterior.shared"
+    ):
+        done.posterior.client("site1")
     with pytest.raises(ValueError, match="there are 11 draws per chain so far, and 11 were to be"):
         done.posterior.shared.draws(skip=11)
 
 
 def test_numbers_are_predicted_by_mean_and_variance_of_the_mixture():
     members = models.Normal(np.array([[1.0], [4.0], [9.0]]), np.array([[1.0], [2.0], [5.0]]))
-    found = models.average_of(
+    found = models.mixture_of(
         jax.tree.map(jax.numpy.asarray, members), jax.numpy.array([1.0, 3.0, 0.0])
     )
     np.testing.assert_allclose(found.mean, [3.25], rtol=1e-6)
     np.testing.assert_allclose(
-        found.scale**2, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6
+        found.variance, [0.25 * 1 + 0.75 * 4 + 0.25 * 2.25**2 + 0.75 * 0.75**2], rtol=1e-6
     )
-    counts = models.average_of(
+    counts = models.mixture_of(
         models.Poisson(jax.numpy.log(jax.numpy.array([[2.0], [6.0]]))), jax.numpy.array([3.0, 1.0])
     )
     np.testing.assert_allclose(counts.mean, [3.0], rtol=1e-5)

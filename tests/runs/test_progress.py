@@ -50,7 +50,8 @@ def test_plain_lines_are_rare_and_complete():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3  # at 10.25, 15.25 and 20.25 seconds
     assert lines[-1] == (
-        "study: round 41/100, 4 rounds/s, 15 s left, validation_accuracy 0.75, train_loss 0.02439, 41 kB sent"
+        "study: round 41/100, 4 rounds/s, 15 s left, validation_accuracy 0.75, train_loss 0.02439, "
+        "41 kB sent"
     )
     assert "left" not in lines[0]  # the first block says nothing about the speed
 

@@ -448,7 +448,7 @@ for mistake in (
 
 
 def test_mistakes_in_python_are_told_in_words():
-    """In a process of its own: here types are checked at every call, and users have no such thing."""
+    """In another process: here types are checked at every call, which users do not have."""
     done = subprocess.run(
         [sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True
     )

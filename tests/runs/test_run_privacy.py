@@ -7,15 +7,15 @@ import pytest
 from covey.config import configuration
 from covey.config.configuration import ConfigurationError
 from covey.core import cohort
-from covey.privacy import Budget, BudgetSpentError, Mechanism, participation, rdp, theorem
+from covey.privacy import Budget, BudgetSpentError, LangevinMechanism, participation, rdp, theorem
 from covey.runs.launch import run
 
 BUDGET = Budget(delta=1e-4, epsilon=1.0)
 
 
-def mechanism(plan, step_size: float = 1e-5) -> Mechanism:
+def mechanism(plan, step_size: float = 1e-5) -> LangevinMechanism:
     scheme, size = participation(plan.sampler)
-    return Mechanism(
+    return LangevinMechanism(
         step_size=step_size,
         temperature=1.0,
         correlation=0.0,
@@ -60,7 +60,9 @@ def test_every_round_says_what_it_revealed(done, data):
 
 def test_a_run_does_not_go_on_past_its_budget(done):
     left = done.ledger.left(6)
-    with pytest.raises(BudgetSpentError, match=f"6 rounds have spent .* run at most {left} more"):
+    with pytest.raises(
+        BudgetSpentError, match=f"allows {left} more rounds, .* 6 rounds have spent"
+    ):
         done.advance(left + 1)
     assert done.round == 6
 
@@ -115,8 +117,7 @@ def test_a_resumed_run_goes_on_counting(done, private, data):
 def test_a_run_does_not_begin_what_it_cannot_afford(private, data, tmp_path):
     small = Budget(delta=1e-4, epsilon=0.2)
     with pytest.raises(
-        BudgetSpentError,
-        match=r"epsilon=0.2 at delta=0.0001; 0 rounds have spent 0 of it.*run at most \d+ more",
+        BudgetSpentError, match=r"allows \d+ more .*epsilon=0.2 at delta=0.0001; 0 rounds"
     ):
         run(
             private, data, rounds=1000, seed=3, privacy=small, progress=False, out=tmp_path / "none"

@@ -18,7 +18,7 @@ def test_matrices_are_symmetric_and_doubly_stochastic(make, peers):
     np.testing.assert_allclose(matrices, matrices.swapaxes(1, 2))
     assert np.all(matrices >= 0)
     assert np.all(np.diagonal(matrices, axis1=1, axis2=2) > 0)
-    topology.mixed_by(matrices)  # and pass the check that a matrix of one's own has to pass
+    topology.mixed_by(matrices)  # and pass the check of matrices that users give
 
 
 def test_the_complete_graph_is_the_mean():
@@ -53,7 +53,7 @@ def test_a_random_graph_has_its_share_of_edges_and_another_seed_other_ones():
     assert not np.array_equal(matrices[0], topology.erdos_renyi(probability=p, seed=1)(n)[0])
 
 
-def test_a_graph_of_ones_own(tmp_path):
+def test_a_graph_of_given_edges(tmp_path):
     path = tmp_path / "edges.csv"
     path.write_text("0,1\n1,2\n2,3\n")
     line = topology.custom(path)(4)
@@ -111,6 +111,6 @@ def test_the_fastest_weights_are_faster_than_metropolis():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cvxpy") is not None, reason="cvxpy is there")
-def test_without_cvxpy_it_is_said_what_to_install():
+def test_without_cvxpy_the_error_names_what_to_install():
     with pytest.raises(ValueError, match=r"pip install 'covey\[topology\]'"):
         topology.ring(weights="fastest")(4)

@@ -1,10 +1,5 @@
-"""Averages of clients' changes: what FedAvg and its relatives share.
-
-    client:  Delta_i = what the client would subtract from the parameters, m_i = its weight
-    server:  Delta = sum_i w_i m_i Delta_i / sum_i w_i m_i,   theta = server optimiser(theta, Delta)
-
-w_i is the inverse participation probability. The methods differ in how a client solves its local
-problem.
+"""Averages of clients' changes: what FedAvg and its relatives share, with the checks of their
+options.
 """
 
 from collections.abc import Callable
@@ -12,26 +7,27 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.core.algorithm import Aggregate, Algorithm, Empty, Local, no_state
 from covey.core.shard import Shard
-from covey.kernels.descent import Descent
+from covey.kernels.descent import Descent, Schedule, schedule
 from covey.models.model import Model
 
 Weighting = Literal["rows", "equal"]
 
 
 class State(NamedTuple):
-    """The global parameters and the server optimiser's memory."""
+    """The server's state: the shared parameters and the memory of the server optimiser."""
 
     parameters: PyTree
     optimizer: PyTree
 
 
 class Info(NamedTuple):
-    """Mean loss of the minibatches on the way, and the number of local steps."""
+    """A client's report: the mean loss of its minibatches, and the number of its local steps."""
 
     train_loss: Float[Array, ""]
     local_steps: Int[Array, ""]
@@ -49,20 +45,28 @@ def averaging(
     server_optimizer: optax.GradientTransformation | None,
     weighting: Weighting,
 ) -> Algorithm:
-    """A method of one global model from its local solver.
+    """A method with one shared model, from its local solver.
+
+        client:  Delta_i = what the client would subtract from theta,    m_i = its weight
+        server:  Delta = sum_i w_i m_i Delta_i / sum_i w_i m_i
+                 theta = server optimiser(theta, Delta)
+
+    w_i is the inverse participation probability. The weight m_i is sent beside the upload, so that
+    a lossy channel changes Delta_i and never m_i.
 
     Args:
         name: The method's name in reports.
-        model: Log-likelihood to train.
-        solve: (key, broadcast parameters, data) -> (Delta_i, info).
-        server_optimizer: Optax optimiser of the averaged change; None is the plain average.
-        weighting: Clients count by their rows ("rows") or equally ("equal").
+        model: Model to train.
+        solve: (key, broadcast parameters, data) -> (Delta_i, info): the local solver.
+        server_optimizer: Optax optimiser that takes the averaged change as its gradient; None is
+            the plain average.
+        weighting: Whether clients count by their training rows ("rows") or equally ("equal").
 
     Returns:
-        The method. Clients remember nothing.
+        A method for `covey.run`. Its clients have no state.
     """
-    check_weighting(weighting)
-    optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    check_weighting(weighting, name)
+    optimizer = optimizer_or(optax.sgd(1.0), server_optimizer, "server_optimizer", name)
 
     def client(key, parameters, state, data):
         delta, info = solve(key, parameters, data)
@@ -87,15 +91,9 @@ def first_state(optimizer: optax.GradientTransformation, parameters: PyTree) -> 
 
 
 def change(parameters: PyTree, end: Descent) -> tuple[PyTree, Info]:
-    """Delta_i = theta - theta_i."""
+    """Delta_i = theta - theta_i, and the report of the steps that led to theta_i."""
     delta = jax.tree.map(jnp.subtract, parameters, end.parameters)
     return delta, Info(end.loss, end.steps)
-
-
-def check_weighting(weighting: str) -> None:
-    """An error for a weighting that is not offered."""
-    if weighting not in ("rows", "equal"):
-        raise ValueError(f"weighting must be 'rows' or 'equal', got {weighting!r}")
 
 
 def client_weight(data: Shard, weighting: Weighting) -> Float[Array, ""]:
@@ -115,3 +113,56 @@ def server_step(
     """The server's step along the averaged change."""
     updates, memory = optimizer.update(mean_change(aggregate), state.optimizer, state.parameters)
     return State(optax.apply_updates(state.parameters, updates), memory)
+
+
+def need_counts(method: str, **counts: int) -> None:
+    """Raise a ValueError for a count that is not a whole number of at least 1."""
+    for option, count in counts.items():
+        if not isinstance(count, int | np.integer):
+            raise ValueError(f"{method}: {option} must be a whole number, got {count!r}")
+        if count < 1:
+            raise ValueError(f"{method}: {option} must be at least 1, got {count}")
+
+
+def local_work(
+    method: str, *, batch_size: int | None, epochs: int, steps: int | None = None, prefix: str = ""
+) -> Schedule:
+    """The schedule of a client's local steps; errors name the method, and options by their prefix.
+
+    Args:
+        method: Name of the method, for messages.
+        batch_size: Rows per minibatch; None uses all rows.
+        epochs: Passes over the client's rows.
+        steps: Minibatch steps instead of passes; None counts by passes.
+        prefix: What the user's names of `epochs` and `steps` begin with, e.g. "head_".
+    """
+    counts = {"batch_size": batch_size, f"{prefix}steps": steps}
+    given = {option: count for option, count in counts.items() if count is not None}
+    need_counts(method, **{f"{prefix}epochs": epochs}, **given)
+    return schedule(batch_size=batch_size, epochs=epochs, steps=steps)
+
+
+def optimizer_or(
+    default: optax.GradientTransformation,
+    given: optax.GradientTransformation | None,
+    option: str,
+    method: str,
+) -> optax.GradientTransformation:
+    """The optimiser that was given, checked, or the default."""
+    if given is None:
+        return default
+    if not isinstance(given, optax.GradientTransformation):
+        called = getattr(given, "__name__", None)
+        what = f"the function {called} itself; call it, e.g. optax.{called}(0.1)"
+        raise ValueError(
+            f"{method}: {option} must be an Optax optimiser such as optax.sgd(0.1), got "
+            f"{what if called else repr(given)}"
+        )
+    return given
+
+
+def check_weighting(weighting: str, method: str = "") -> None:
+    """Raise a ValueError for a weighting that is not offered."""
+    if weighting not in ("rows", "equal"):
+        named = f"{method}: " if method else ""
+        raise ValueError(f"{named}weighting must be 'rows' or 'equal', got {weighting!r}")

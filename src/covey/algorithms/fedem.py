@@ -1,55 +1,42 @@
 """FedEM: EM in the space of sufficient statistics, with compressed uploads and partial
-participation.
-
-Dieuleveut, Fort, Moulines and Robin (2021), "Federated expectation maximization with heterogeneity
-mitigation and variance reduction", algorithm 1 and, with partial participation, algorithm 4. T is
-the maximisation, Shat the server's statistics, h_i(s) the mean over client i's rows of E[s | row;
-T(s)], minus s; EM's fixed points are the roots of h, the mean of h_i. In round k
-
-    client in A:  S_i = estimate of its mean statistics at T(Shat), from all its rows, a minibatch, or the next rows of a stream
-                  Delta_i = c_i (S_i - Shat) - V_i;    send C(Delta_i);    V_i = V_i + alpha C(Delta_i)
-    server:       H = V + (1/n) sum over A of w_i C(Delta_i);    Shat = Shat + gamma_k H / c
-                  V = V + (alpha/n) sum over A of C(Delta_i)
-
-with w_i the inverse participation probability. c_i is the number of rows of client i and c the mean
-of c_i, so that EM is that of all rows pooled; `weighting="equal"` has c_i = c = 1, the paper's. The
-memories V_i learn h_i: what is compressed, and what is lost when a client does not take part, then
-vanishes as EM converges however unlike the clients are. Compression with bound omega asks for alpha
-<= 1 / (1 + omega); `Channel.omega` gives it.
-
-V = mean of V_i holds at all times: V_i moves by what the server is known to have got. The paper
-starts at V_i = h_i(Shat_0), which takes a pass over the rows of every client, there or not, and an
-upload that is not compressed. Here V_i = 0 = V, which satisfies the same invariant, and a client
-that comes late needs nothing more; the memories are learnt in the first rounds.
-
-gamma = 1, all rows, all clients and no compression is classical EM, step for step.
-
-Example:
-    method = covey.fedem(covey.models.gaussian_mixture(components=3), step_size=0.1, batch_size=20,
-    memory_rate=0.5)
+participation (Dieuleveut, Fort, Moulines and Robin 2021, algorithms 1 and 4).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from covey.algorithms.averaging import Weighting, client_weight
-from covey.core.algorithm import Aggregate, Algorithm, Local, no_state
+from covey.algorithms.memory import (
+    MemoryInit,
+    check_memory,
+    memory_rate_for,
+    need_memory_rate,
+    remembered,
+    warm_up_rounds,
+    why_diverged,
+)
+from covey.core import tree
+from covey.core.algorithm import Aggregate, Algorithm, Hooks, Local, no_state
 from covey.core.metrics import Mean, Metric
 from covey.core.shard import Batch, Shard, Spec, fold_batches, some_rows
 from covey.models.latent import LatentModel
 
 Oracle = Literal["sample", "stream"]
+StepSize = Callable[[Int[Array, ""]], Float[Array, ""]]
 # rows at once in a pass over all rows; bounds the memory and changes no value beyond rounding
 _PASS = 256
 
 
 class State(NamedTuple):
-    """Shat, T(Shat), V, the number of steps so far; and two constants, n and c."""
+    """Shat, T(Shat), V and the count of steps so far; and the constants n, c, alpha and the rounds
+    of the warm-up.
+    """
 
     statistics: PyTree
     theta: PyTree
@@ -57,20 +44,33 @@ class State(NamedTuple):
     step: Int[Array, ""]
     clients: Float[Array, ""]
     mean_weight: Float[Array, ""]
+    memory_rate: Float[Array, ""]
+    warm_up: Int[Array, ""]
 
 
 class Down(NamedTuple):
-    """Shat and T(Shat): the maximisation is the server's."""
+    """Shat, T(Shat) (the maximisation is the server's), alpha, and whether this round is part of
+    the warm-up.
+    """
 
     statistics: PyTree
     theta: PyTree
+    memory_rate: Float[Array, ""]
+    warming_up: Bool[Array, ""]
 
 
 class Memory(NamedTuple):
-    """V_i, and where the client's stream of rows stands."""
+    """V_i, and the client's position in its stream of rows."""
 
     memory: PyTree
     position: Int[Array, "*clients"]
+
+
+class Pending(NamedTuple):
+    """The client's state before the upload, and alpha."""
+
+    state: Memory
+    memory_rate: Float[Array, "*clients"]
 
 
 class Info(NamedTuple):
@@ -80,8 +80,8 @@ class Info(NamedTuple):
 
 
 class ServerInfo(NamedTuple):
-    """The norm of H / c, which estimates that of h; components that were empty, and covariances
-    that were lifted.
+    """The norm of H / c, which estimates that of h; the counts of empty components and of lifted
+    covariances.
     """
 
     field_norm: Float[Array, ""]
@@ -96,84 +96,154 @@ class Found(NamedTuple):
     loss: Float[Array, ""]
 
 
-class Steps(NamedTuple):
-    """gamma_k as a function of k = 0, 1, ..., and alpha."""
-
-    gamma: Callable[[Int[Array, ""]], Float[Array, ""]]
-    alpha: float
-
-
 def fedem(
     model: LatentModel,
     *,
-    step_size: float | Callable[[Int[Array, ""]], Float[Array, ""]] = 1.0,
+    step_size: float | StepSize = 1.0,
     decay: float = 0.0,
-    memory_rate: float = 0.5,
+    memory_rate: float | None = None,
+    memory_init: MemoryInit = "zero",
     batch_size: int | None = None,
     oracle: Oracle = "sample",
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """FedEM with step sizes `step_size / k^decay`, or any function of k = 0, 1, ..., and alpha =
-    `memory_rate`.
+    """FedEM: EM on sufficient statistics, with client memories that make lossy uploads converge.
 
-    A client uses all its rows in a round, or `batch_size` of them: drawn anew each round, or the
-    next ones of its stream, which starts again after the last row. `memory_rate=0` is compressed EM
-    without memories.
+    T is the maximisation, Shat the server's statistics, h_i(s) the mean over client i's rows of
+    E[s | row; T(s)], minus s. The fixed points of EM are the roots of h, the mean of h_i. In round
+    k, with the cohort A:
+
+        client in A:  S_i = estimate of its mean statistics at T(Shat)
+                      Delta_i = c_i (S_i - Shat) - V_i
+                      send C(Delta_i);  V_i = V_i + alpha C(Delta_i)
+        server:       H = V + (1/n) sum over A of w_i C(Delta_i)
+                      Shat = Shat + gamma_k H / c
+                      V = V + (alpha/n) sum over A of C(Delta_i)
+
+    with w_i the inverse participation probability, c_i the rows of client i and c the mean of c_i.
+    The memories V_i learn h_i, so that what is compressed, and what is lost when a client is
+    absent, vanishes as EM converges, however different the clients are. V = mean of V_i holds at
+    all times. With gamma = 1, all rows, all clients and no compression this is classical EM, step
+    for step.
+
+    Args:
+        model: Latent-variable model to fit, e.g. `covey.models.gaussian_mixture`.
+        step_size: Step of the server's statistics (gamma): a value in (0, 1], or a function of the
+            step k = 0, 1, .... Default 1, for all rows of all clients without compression; use 0.1
+            or less with minibatches, partial participation or a lossy channel.
+        decay: Steps fall like step_size / (k + 1)^decay. Default 0, constant steps; values above
+            0.5 average out the noise of minibatches.
+        memory_rate: Rate at which the memories learn (alpha). Default: 1 / (1 + omega) of the
+            channel, the largest that theory allows (1 without compression). 0 keeps no memories,
+            which is `em`.
+        memory_init: Start of the memories. "zero" starts at V_i = 0. "first" starts at the paper's
+            V_i = h_i(S_0): the server stays at S_0 for some rounds with all rows while memories
+            learn it through the channel, one round without compression, and otherwise as many as
+            leave 1 % of |h_i(S_0) - V_i|^2. Each costs one upload.
+        batch_size: Rows per client and round. Default: all rows.
+        oracle: How a minibatch is chosen: "sample" draws rows anew in each round, "stream" takes
+            the next rows in storage order and starts again after the last.
+        weighting: "rows" counts every row alike, so that EM is that of the pooled rows; "equal"
+            counts every client alike (c_i = c = 1), as in the paper.
+
+    Returns:
+        A method for `covey.run`.
+
+    Example:
+        >>> import numpy as np, covey
+        >>> x = np.random.default_rng(0).normal([[-2.0], [2.0]], 1.0, (2, 50))
+        >>> clients = {"a": (x[0][:, None], np.zeros(50)), "b": (x[1][:, None], np.zeros(50))}
+        >>> data = covey.FederatedData.from_clients(clients)
+        >>> model = covey.models.gaussian_mixture(components=2, means=[[-1.0], [1.0]])
+        >>> run = covey.run(covey.fedem(model), data, rounds=30, seed=0)
+        >>> run.state.theta.means.ravel().round(0).tolist()
+        [-2.0, 2.0]
+
+    Departures from the paper: rows count alike by default; memories start at zero by default,
+    which keeps the same invariant, needs no pass over the rows of absent clients and lets clients
+    join late. A channel cannot carry the paper's uncompressed first exchange of V_i, which would
+    cost 32 bits for each value and client; the warm-up of memory_init="first" takes its place.
+
+    Reference: Dieuleveut, Fort, Moulines and Robin (2021), Federated expectation maximization with
+    heterogeneity mitigation and variance reduction, algorithm 1, and algorithm 4 for partial
+    participation.
     """
-    steps = checked_steps("fedem", step_size, decay, memory_rate, batch_size)
+    gamma = checked_steps("fedem", step_size, decay, batch_size)
+    check_memory("fedem", memory_rate, memory_init)
     if oracle not in ("sample", "stream"):
         raise ValueError(f"fedem: oracle must be 'sample' or 'stream', got {oracle!r}")
     if oracle == "stream" and batch_size is None:
-        raise ValueError(
-            "fedem: a stream needs batch_size, the number of rows that a client sees in a round"
-        )
+        raise ValueError("fedem: a stream needs batch_size, the rows that a client sees per round")
 
-    def init_client(key, down, data):
-        return Memory(jax.tree.map(jnp.zeros_like, down.statistics), jnp.int32(0))
+    def estimate(key, down, position, data):
+        """S_i: from all rows, also during a warm-up, from a minibatch, or from the next rows."""
+        if batch_size is None:
+            return over_all_rows(model, down.theta, data)
+        batch = (
+            next_rows(data, position, batch_size)
+            if oracle == "stream"
+            else some_rows(key, data, batch_size)
+        )
+        found = over_batch(model, down.theta, batch)
+        if memory_init == "zero":
+            return found
+        whole = over_all_rows_if(down.warming_up, model, down.theta, data)
+        return tree.where(down.warming_up, whole, found)
 
     def client(key, down, state, data):
-        if batch_size is None:
-            found = over_all_rows(model, down.theta, data)
-        else:
-            batch = (
-                next_rows(data, state.position, batch_size)
-                if oracle == "stream"
-                else some_rows(key, data, batch_size)
-            )
-            found = over_batch(model, down.theta, batch)
+        found = estimate(key, down, state.position, data)
         position = (state.position + (batch_size or 0)) % jnp.maximum(data.count, 1)
         delta = innovation(found.statistics, down.statistics, state.memory, data, weighting)
-        return Local(delta, Memory(state.memory, position), Info(found.loss))
+        pending = Pending(Memory(state.memory, position), down.memory_rate)
+        return Local(delta, pending, Info(found.loss))
 
     return Algorithm(
         name="fedem",
-        init=lambda key, spec: first_state("fedem", model, key, spec, weighting),
-        init_client=init_client,
-        broadcast=lambda state: Down(state.statistics, state.theta),
-        client=client,
-        commit=lambda pending, sent: Memory(
-            remembered(pending.memory, sent, memory_rate), pending.position
+        init=lambda key, spec: first_state(
+            "fedem", model, key, spec, weighting, memory_rate, memory_init
         ),
-        server=lambda key, state, aggregate: server_step(model, steps, state, aggregate),
+        init_client=lambda key, down, data: Memory(
+            jax.tree.map(jnp.zeros_like, down.statistics), jnp.int32(0)
+        ),
+        broadcast=lambda state: Down(
+            state.statistics, state.theta, state.memory_rate, state.step < state.warm_up
+        ),
+        client=client,
+        commit=lambda pending, sent: pending.state._replace(
+            memory=remembered(pending.state.memory, sent, pending.memory_rate)
+        ),
+        server=lambda key, state, aggregate: server_step(model, gamma, state, aggregate),
         evaluate=lambda key, down, state, data: evaluate(model, down.theta, data),
         predict=lambda key, down, state, x: model.predictive(down.theta, x),
         adapt=no_state,
+        hooks=Hooks(
+            validate=lambda plan: need_memory_rate("fedem", memory_rate, plan.omega),
+            diagnose=lambda down, data: why_diverged("fedem", down.memory_rate),
+        ),
     )
 
 
 def first_state(
-    name: str, model: LatentModel, key: Key[Array, ""], spec: Spec, weighting: Weighting
+    name: str,
+    model: LatentModel,
+    key: Key[Array, ""],
+    spec: Spec,
+    weighting: Weighting,
+    memory_rate: float | None,
+    memory_init: MemoryInit,
 ) -> State:
-    """Where the server starts: at the model's start, with statistics whose maximum it is, and V =
-    0.
+    """The server's first state: the model's start, statistics that have it as their maximum, and
+    V = 0.
     """
     if spec.clients is None or spec.examples is None:
         raise ValueError(
-            f"{name} needs to know how many clients and rows there are; engines say so in Spec.clients and .examples"
+            f"{name} needs the counts of clients and of rows; engines give them in Spec.clients "
+            "and Spec.examples"
         )
     theta = model.init(key, spec)
     statistics = model.expected(theta)
     mean_weight = spec.examples / spec.clients if weighting == "rows" else 1.0
+    rate = memory_rate_for(memory_rate, spec.omega)
     return State(
         statistics,
         theta,
@@ -181,33 +251,30 @@ def first_state(
         jnp.int32(0),
         jnp.asarray(spec.clients, float),
         jnp.asarray(mean_weight, float),
+        jnp.asarray(rate, float),
+        jnp.int32(warm_up_rounds(memory_init, rate)),
     )
 
 
 def innovation(
     found: PyTree, statistics: PyTree, memory: PyTree, data: Shard, weighting: Weighting
 ) -> PyTree:
-    """Delta_i = c_i (S_i - Shat) - V_i. A client without rows has no opinion: c_i = 0."""
+    """Delta_i = c_i (S_i - Shat) - V_i. A client without rows has c_i = 0."""
     weight = jnp.where(data.count > 0, client_weight(data, weighting), 0.0)
     return jax.tree.map(lambda s, shat, v: weight * (s - shat) - v, found, statistics, memory)
 
 
-def remembered(memory: PyTree, sent: PyTree, rate: float | Float[Array, ""]) -> PyTree:
-    """V_i + alpha C(Delta_i)."""
-    return jax.tree.map(lambda v, c: v + rate * c, memory, sent)
-
-
 def server_step(
-    model: LatentModel, steps: Steps, state: State, aggregate: Aggregate
+    model: LatentModel, gamma: StepSize, state: State, aggregate: Aggregate
 ) -> tuple[State, ServerInfo]:
-    """H, Shat, T(Shat), V."""
+    """H, Shat, T(Shat), V; during the warm-up Shat stays where it is."""
     field = jax.tree.map(
         lambda v, s: (v + s / state.clients) / state.mean_weight, state.memory, aggregate.weighted
     )
-    statistics = jax.tree.map(
-        lambda shat, h: shat + steps.gamma(state.step) * h, state.statistics, field
-    )
-    memory = remembered(state.memory, aggregate.plain, steps.alpha / state.clients)
+    step = state.step - state.warm_up
+    length = jnp.where(step < 0, 0.0, gamma(jnp.maximum(step, 0)))
+    statistics = jax.tree.map(lambda shat, h: shat + length * h, state.statistics, field)
+    memory = remembered(state.memory, aggregate.plain, state.memory_rate / state.clients)
     theta, repairs = model.maximise(statistics, state.theta)
     new = state._replace(statistics=statistics, theta=theta, memory=memory, step=state.step + 1)
     return new, ServerInfo(optax.tree.norm(field), *repairs)
@@ -228,46 +295,49 @@ def over_batch(model: LatentModel, theta: PyTree, batch: Batch) -> Found:
     return _per_row(_summed(model, theta, batch), jnp.sum(batch.mask))
 
 
-def next_rows(data: Shard, position: Int[Array, ""], number: int) -> Batch:
-    """The `number` rows from `position` on, the first ones again after the last; all rows, once,
-    where there are fewer.
+def over_all_rows_if(
+    needed: Bool[Array, ""], model: LatentModel, theta: PyTree, data: Shard
+) -> Found:
+    """`over_all_rows` where it is needed, and otherwise a pass over no rows, which takes no
+    time.
     """
-    place = jnp.arange(number)
-    return Batch(data.take((position + place) % jnp.maximum(data.count, 1)), place < data.count)
+    return over_all_rows(model, theta, replace(data, count=jnp.where(needed, data.count, 0)))
+
+
+def next_rows(data: Shard, position: Int[Array, ""], count: int) -> Batch:
+    """The `count` rows from `position` on, starting again after the last; all rows, once, where
+    there are fewer.
+    """
+    index = jnp.arange(count)
+    return Batch(data.take((position + index) % jnp.maximum(data.count, 1)), index < data.count)
 
 
 def evaluate(model: LatentModel, theta: PyTree, data: Shard) -> dict[str, Metric]:
-    """nll: minus the log-likelihood of a row, on average."""
+    """nll: minus the mean log-likelihood of a row."""
     found = over_all_rows(model, theta, data)
     count = data.count.astype(float)
     return {"nll": Mean(found.loss * count, count)}
 
 
 def checked_steps(
-    name: str,
-    step_size: float | Callable[[Int[Array, ""]], Float[Array, ""]],
-    decay: float,
-    memory_rate: float,
-    batch_size: int | None,
-) -> Steps:
-    """The step sizes, or a ValueError for options out of range."""
+    name: str, step_size: float | StepSize, decay: float, batch_size: int | None
+) -> StepSize:
+    """The step sizes as a function of k = 0, 1, ..., or a ValueError for options out of range."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"{name}: batch_size must be at least 1, got {batch_size}")
-    if not 0 <= memory_rate <= 1:
-        raise ValueError(
-            f"{name}: memory_rate must be from 0 to 1, at most 1 / (1 + omega); got {memory_rate:g}"
-        )
     if callable(step_size):
         if decay:
             raise ValueError(
-                f"{name}: step_size is a function, which has its own decay; leave out decay={decay:g}"
+                f"{name}: step_size is a function, which has its own decay; leave out "
+                f"decay={decay:g}"
             )
-        return Steps(step_size, memory_rate)
+        return step_size
     if not 0 < step_size <= 1 or decay < 0:
         raise ValueError(
-            f"{name}: step_size must be in (0, 1] and decay at least 0, got {step_size:g} and {decay:g}"
+            f"{name}: step_size must be in (0, 1] and decay at least 0, got {step_size:g} and "
+            f"{decay:g}"
         )
-    return Steps(lambda step: step_size * (step + 1.0) ** -decay, memory_rate)
+    return lambda step: step_size * (step + 1.0) ** -decay
 
 
 def _summed(model: LatentModel, theta: PyTree, batch: Batch) -> Found:

@@ -1,22 +1,13 @@
-"""The sum of a statistic over clients, as a federated computation of its own: what a fit may want
-to know before or after.
+"""The sum of a statistic over clients, as a method of one round."""
 
-    client:  s_i = statistic(D_i), which may draw random numbers
-    server:  the mean over rounds of sum_i w_i s_i,   w_i the inverse participation probability
-
-One round with everyone gives the sum itself. Only the sum reaches the server, through whatever
-channel the run has.
-"""
-
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from covey.core.algorithm import Algorithm, Empty, Local, no_state
-from covey.core.shard import Shard, Spec, whole
+from covey.core.algorithm import Algorithm, Empty, Local, Statistic, no_state
+from covey.core.shard import Spec, whole
 
 
 class Sum(NamedTuple):
@@ -26,28 +17,54 @@ class Sum(NamedTuple):
     rounds: Float[Array, ""]
 
 
-def federated_sum(
-    statistic: Callable[[Key[Array, ""], Shard], PyTree], *, name: str = "federated_sum"
-) -> Algorithm:
-    """The algorithm whose state is the sum over clients of `statistic`: (key, data) -> float
-    arrays.
+def federated_sum(statistic: Statistic, *, name: str = "federated_sum") -> Algorithm:
+    """The sum over all clients of a statistic of their rows.
+
+        client:  s_i = statistic(key, D_i)
+        server:  the mean over rounds of sum_i w_i s_i
+
+    w_i is the inverse participation probability, times contacted over heard clients where messages
+    are lost. One round with every client gives the sum itself; rounds with some of them average to
+    it. Only sums reach the server, through whatever channel the run has.
+
+    Args:
+        statistic: (key, data) -> a tree of float arrays, whose shapes do not depend on the rows;
+            `data` is a `covey.core.shard.Shard`. It may draw random values with the key.
+        name: The method's name in reports and errors.
+
+    Returns:
+        A method whose server state is a `Sum`. It predicts nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import all_rows
+        >>> from covey.datasets.synthetic import least_squares
+        >>> from covey.engines.simulate import Simulation
+        >>> data, _ = least_squares(0, clients=4, rows=10, dimensions=2, heterogeneity=0.5)
+        >>> def rows(key, data):
+        ...     return jnp.sum(all_rows(data).mask, dtype=float)
+        >>> engine = Simulation(federated_sum(rows), data, seed=0)
+        >>> state, _ = engine.advance(engine.start(), 1)
+        >>> int(state.server.sum) == int(data.counts("train").sum())
+        True
     """
+    if not callable(statistic):
+        raise ValueError(
+            f"{name}: statistic must be a function (key, data) -> float arrays, got {statistic!r}"
+        )
 
     def init(key, spec: Spec):
         one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.rows)
         shapes = jax.eval_shape(statistic, key, whole(one))
-        return Sum(
-            jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), jnp.zeros(())
-        )
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return Sum(zeros, jnp.zeros(()))
 
     def server(key, state, aggregate):
         rounds = state.rounds + 1
-        return Sum(
-            jax.tree.map(
-                lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
-            ),
-            rounds,
-        ), Empty()
+        mean = jax.tree.map(
+            lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
+        )
+        return Sum(mean, rounds), Empty()
 
     def no_prediction(*_: object):
         raise ValueError(f"{name} is a sum over clients: it predicts nothing")
@@ -55,12 +72,12 @@ def federated_sum(
     return Algorithm(
         name=name,
         init=init,
-        init_client=no_state,
         broadcast=lambda state: Empty(),
+        server=server,
+        init_client=no_state,
         client=lambda key, down, state, data: Local(statistic(key, data), Empty(), Empty()),
         commit=no_state,
-        server=server,
-        evaluate=lambda key, down, state, data: {},
         predict=no_prediction,
         adapt=no_state,
+        evaluate=lambda key, down, state, data: {},
     )

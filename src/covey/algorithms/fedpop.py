@@ -1,421 +1,387 @@
-"""FedPop: mixed-effects federated learning (FedSOUK; with a Langevin kernel, FedSOUL).
+"""FedPop: mixed-effects federated learning. FedSOUK, and with a Langevin kernel FedSOUL."""
 
-Kotelevskii, Vono, Moulines and Durmus (2022), "FedPop: a Bayesian approach for personalised
-federated learning", algorithm 1. Client i has random effects z_i ~ p(z | beta) of its own; all
-share phi. Empirical Bayes maximises
-
-    log p(phi, beta | D) = log p(phi) + log p(beta) + sum_i log integral of p(D_i | phi, z) p(z |
-    beta) dz
-
-by stochastic approximation with Fisher's identity:
-
-    client:  Z_1 .. Z_M from a Markov kernel for p(z | D_i, phi, beta), started where its last round ended
-             I_i = mean_m grad_beta log p(Z_m | beta),    J_i = mean_m grad_phi log p(D_i | Z_m, phi)
-    server:  beta = Proj[beta + eta_1 (grad log p(beta) + sum_i w_i I_i)],  phi = phi + eta_2 (grad log p(phi) + sum_i w_i J_i)
-
-w_i is the inverse participation probability, or the paper's b / |A|: the same for cohorts of a
-fixed size drawn uniformly. The steps eta are those of any Optax optimisers. The sums grow with the
-number of clients and so must plain SGD's step shrink; Adam's does not depend on it. The laws p(z |
-beta) are those of `models.effects`. An energy's gradient lacks the term of its normaliser, which
-needs no data: the server adds it.
-
-A client predicts by averaging over its last M draws. One that never took part runs the kernel with
-phi and beta as they are; with no rows it draws from p(z | beta).
-
-The same gradient by beta has another form, with effects as z = T(beta, u) and u of a law without
-parameters ("non-centred"): I_i = mean_m grad_beta log p(D_i | T(beta, U_m), phi). Its variance does
-not grow as effects get small, where that of the form above, (Z - mean) / sigma^2 for a Gaussian,
-has no bound; where clients have many rows the first form is the better one.
-
-With many rows a client and few rounds, one step of phi a round is little. With `phi_rate` r a
-client takes its draws and then walks once through minibatches of its rows, phi moving along: J_i is
-the sum of the gradients on the way,
-
-    phi_i = phi_i + r mean_m sum over a minibatch of grad_phi log p(row | Z_m, phi_i),    J_i = (phi_i - phi) / r
-
-For r -> 0 this is J_i as above. The server takes the mean of phi_i - phi for its descent, so that
-SGD with step 1 averages the phi_i, as FedRep does. This is our addition: the paper's algorithm
-takes one step of phi a round.
-
-With little noise and few rows a client's effects fit its rows whatever phi is, and phi hardly
-moves. `anneal` starts from a flatter likelihood, p(D_i | phi, z)^(1/T), which for Gaussian noise is
-more noise, and lets T fall to 1.
-
-Example:
-    method = covey.fedpop(covey.models.mixed_linear(slopes="all"), step_size=0.01, draws=10)
-"""
-
-import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
+from covey.algorithms import fedpop_checks as checks
 from covey.algorithms.averaging import Info
-from covey.core.algorithm import Algorithm, Empty, Local, Posterior, keep
-from covey.core.shard import all_rows, batches_of
-from covey.kernels.descent import walk
-from covey.kernels.kernel import Kernel, Target, chain
+from covey.algorithms.fedpop_additions import (
+    RowPass,
+    gradient_along_rows,
+    non_centred,
+    temperature,
+)
+from covey.algorithms.fedpop_sampler import Down, Sampler
+from covey.algorithms.joint import Joint, Population, joint_of
+from covey.algorithms.louis import shared_posterior
+from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Posterior, keep
+from covey.core.shard import Shard, Spec, all_rows, batches_of
+from covey.kernels.kernel import Kernel
 from covey.kernels.langevin import ula
-from covey.models.effects import Law, gaussian
+from covey.models.catalogue import need
+from covey.models.effects import Law
 from covey.models.mixed import MixedModel, averaged
 
 
-class Population(NamedTuple):
-    """theta = (phi, beta): shared parameters, and the law of the effects. Gradients for it have the
-    same shape.
-    """
-
-    phi: PyTree
-    beta: PyTree
-
-
 class State(NamedTuple):
-    """theta, the memories of the two server optimisers, the particles of a law's normaliser, and
-    two numbers.
+    """The server's state.
 
-    clients: how many there are; zero where that is not known.
+    Attributes:
+        theta: The shared parameters (phi, beta).
+        phi_optimizer: The optimiser's memory for phi.
+        beta_optimizer: The same for beta; empty where the law is not learned.
+        particles: Particles of the law's normaliser; empty where its density is complete.
+        average: The averaged iterate; empty where it is not asked for.
+        clients: The number of clients; zero where that is not known.
+        round: The number of rounds done.
     """
 
     theta: Population
     phi_optimizer: PyTree
     beta_optimizer: PyTree
     particles: PyTree
+    average: Population | Empty
     clients: Float[Array, ""]
     round: Int[Array, ""]
-
-
-class Down(NamedTuple):
-    """What clients are sent: theta, and how flat the likelihood is at this round."""
-
-    theta: Population
-    temperature: Float[Array, ""]
-
-
-class Personal(NamedTuple):
-    """A client's newest draws of its random effects, in the order of the chain, and the kernel's
-    memory.
-    """
-
-    draws: Float[Array, "draws effects"]
-    memory: PyTree
 
 
 def fedpop(
     model: MixedModel,
     *,
-    step_size: float,
+    step_size: float | optax.Schedule,
     draws: int = 10,
     burn_in: int = 0,
     kernel: Kernel | None = None,
     effects: Law | None = None,
-    centred: bool = True,
-    scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
-    phi_rate: float | None = None,
-    batch_size: int | None = None,
     phi_optimizer: optax.GradientTransformation | None = None,
     beta_optimizer: optax.GradientTransformation | None = None,
     phi_prior: float | None = None,
     beta_prior: float | None = None,
-    anneal: tuple[float, int] | None = None,
+    phi_box: tuple[float, float] | None = None,
+    phi_radius: float | None = None,
+    scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
+    average: float | None = None,
     adapt_burn_in: int = 200,
+    centred: bool = True,
+    phi_rate: float | None = None,
+    batch_size: int | None = None,
+    anneal: tuple[float, int] | None = None,
 ) -> Algorithm:
-    """FedPop: shared parameters, random effects for each client, and their posterior (default
-    kernel: ULA, that is FedSOUL).
+    """FedPop: shared parameters, and random effects for each client with their posterior.
+
+    Client i has effects z_i ~ p(z | beta); all clients share theta = (phi, beta). Empirical Bayes
+    maximises
+
+        log p(theta | D) = log p(phi) + log p(beta) + sum_i log int p(D_i | phi, z) p(z | beta) dz
+
+    by stochastic approximation with Fisher's identity (FedSOUK; with the default kernel FedSOUL):
+
+        client:  Z_1 .. Z_M from a Markov kernel for p(z | D_i, theta), from where it last ended
+                 I_i = mean_m grad_beta log p(Z_m | beta)
+                 J_i = mean_m grad_phi log p(D_i | Z_m, phi)
+        server:  beta <- Proj[beta + eta_1 (grad log p(beta) + sum_i w_i I_i)]
+                 phi  <- Proj[phi + eta_2 (grad log p(phi) + sum_i w_i J_i)]
+
+    with w_i the inverse participation probability, or b / |A|, where b clients have a cohort A. A
+    client predicts with the average over draws of its effects, made anew under the newest theta;
+    one without rows draws them from p(z | beta).
+
+    The posterior of a client's effects is sampled by the kernel (`run.posterior.client(name)`).
+    That of the shared parameters (`run.posterior.shared`) is the Gaussian at the estimate with the
+    observed information of all clients and the priors given here: its `law` has the estimate and
+    standard errors by name, its draws are in the terms of the model.
 
     Args:
-        model: a likelihood p(y | x, phi, z).
-        step_size: of the kernel.
-        draws: M, those a client keeps and learns from at each round.
-        burn_in: transitions before these, at each round.
-        kernel: a sampler of `covey.kernels`.
-        effects: the law of the effects, from `covey.models.effects`; by default a Gaussian with a
-            deviation for each effect.
-        centred: which of the two forms of the gradient by beta; False for effects that are small or
-            hardly known from the rows.
-        scaling: of the clients' sum, by inverse participation probabilities or by b / |A|.
-        phi_rate: the step of phi at a client, for a row, along a pass over its rows; None sends the
-            gradient at phi.
-        batch_size: of the minibatches of that pass; None takes all rows at once, which is one step.
-        phi_optimizer: the server's for phi; by default Adam with step 0.01 and b2 0.95, with a
-            phi_rate SGD with step 1.
-        beta_optimizer: the same for beta.
-        phi_prior: the standard deviation of a Gaussian prior with mean zero on every number of phi;
-            None is flat.
-        beta_prior: the same for beta, where deviations count by their logarithm.
-        anneal: (T, rounds): the temperature of the likelihood falls from T to 1 in so many rounds,
-            by a constant factor each.
-        adapt_burn_in: transitions before the draws of a client that never took part.
+        model: Likelihood p(y | x, phi, z) with random effects, from `covey.models`:
+            `mixed_linear`, `mixed_logistic`, `mixed_poisson`, a network cut by `split_network`, or
+            a NumPyro model with a plate over clients.
+        step_size: Step size of the Markov kernel (gamma): a number, or an Optax schedule of the
+            round for one that falls, as the paper's theorem S2 has it. Its unit is the kernel's:
+            for ULA squared units of the effects, to be kept well below the posterior variance; for
+            `kernels.ornstein_uhlenbeck` about 1 fits any client.
+        draws: Draws of the effects that each client makes, keeps and learns from per round (M).
+        burn_in: Transitions of the kernel before these draws, per round. Default: none, as the
+            chain continues from the client's last round.
+        kernel: Markov kernel from `covey.kernels` (Q). Default: ULA, unadjusted Langevin.
+        effects: Law of the effects p(z | beta), from `covey.models`: `gaussian`, `mixture`,
+            `energy` or `fixed`. Default: a Gaussian with a deviation for each effect.
+        phi_optimizer: Optax optimiser of the server for phi (eta_2). Default: Adam with step 0.01
+            and b2 0.95, whose step needs no change with the number of clients; with `phi_rate` SGD
+            with step 1.
+        beta_optimizer: The same for beta (eta_1). Default: Adam, as for phi.
+        phi_prior: Standard deviation of a Gaussian prior with mean zero on each parameter in phi,
+            in its units. Default: flat.
+        beta_prior: The same for beta, where deviations count by their logarithm.
+        phi_box: Lower and upper bound of each parameter in phi, a projection onto a box.
+        phi_radius: Largest Euclidean norm of phi, a projection onto a ball; instead of `phi_box`.
+        scaling: How uploads of a cohort estimate the sum over all clients: by inverse participation
+            probabilities, or by b / |A|, which is refused where clients are not equally likely.
+        average: Share of the rounds, counted from the end, over which the shared parameters that
+            clients predict with are averaged; 1 is the average of theorem 1 for constant steps.
+            Less noise than in the last iterate. Default: None, the last iterate.
+        adapt_burn_in: Transitions before the draws of an unseen client. Default: 200; a kernel that
+            mixes fast, such as `ornstein_uhlenbeck`, needs about 20.
+        centred: (ours) False takes the gradient by beta in the non-centred form, for effects that
+            are small or hardly known from the rows.
+        phi_rate: (ours) Step of phi per row, along a pass that each client makes over its rows with
+            the draws held; the server averages the changes. For many rows and few rounds. Default:
+            None, the paper's single gradient per round.
+        batch_size: (ours) Rows per minibatch of that pass. Default: None, one step with all rows.
+        anneal: (ours) (T, rounds): the log-likelihood is divided by a temperature that falls from T
+            to 1 in so many rounds. For little noise and few rows, where phi hardly moves. Posterior
+            and predictions are always at temperature 1.
+
+    Returns:
+        A method for `covey.run`, with a posterior of the shared parameters and of each client's
+        own.
+
+    Example:
+        >>> import covey
+        >>> import numpy as np
+        >>> rng, tables = np.random.default_rng(0), {}
+        >>> for site in "abcdef":
+        ...     x, own = rng.normal(size=(8, 1)), rng.normal()
+        ...     tables[site] = x, 2 * x[:, 0] + own + 0.3 * rng.normal(size=8)
+        >>> data = covey.FederatedData.from_clients(tables, features=["dose"])
+        >>> model = covey.models.mixed_linear(scale=0.3)
+        >>> method = fedpop(model, step_size=0.003, phi_optimizer=optax.adam(0.1))
+        >>> run = covey.run(method, data, rounds=100, seed=1, progress=False)
+        >>> bool(abs(run.state.theta.phi.weight[0] - 2) < 0.2)
+        True
+        >>> run.posterior.client("a").draws(100, chains=2)["intercept"].shape
+        (2, 100)
+
+    Departures from the paper: with an Optax optimiser other than SGD the steps eta are not those of
+    the theory; `average` weighs round k by k^(1/average - 1), which needs no end of the run to be
+    known; options marked (ours) have no counterpart. The sign of the Langevin drift in the text of
+    section 2 is a misprint, algorithm 1 has it right.
+
+    Reference: Kotelevskii, Vono, Moulines and Durmus (2022), FedPop: a Bayesian approach for
+    personalised federated learning, algorithm 1.
     """
-    _check_options(
+    need(model, MixedModel, "fedpop")
+    joint = joint_of(model, effects)
+    checks.check_numbers(
         {
-            "step_size": step_size,
+            "step_size": float(jnp.asarray(step_size(0))) if callable(step_size) else step_size,
             "phi_rate": phi_rate,
             "phi_prior": phi_prior,
             "beta_prior": beta_prior,
+            "phi_radius": phi_radius,
         },
         {
             "draws": (draws, 1),
             "burn_in": (burn_in, 0),
             "adapt_burn_in": (adapt_burn_in, 0),
-            "batch_size": (1 if batch_size is None else batch_size, 1),
+            "batch_size": (batch_size, 1),
         },
     )
-    if batch_size is not None and phi_rate is None:
-        raise ValueError(
-            "fedpop: batch_size is of the pass that phi_rate asks for; give both, or neither"
-        )
-    if scaling not in ("inverse_probability", "ratio"):
-        raise ValueError(
-            f"fedpop: scaling must be 'inverse_probability' or 'ratio', got {scaling!r}"
-        )
-    if anneal is not None and not (anneal[0] >= 1 and anneal[1] >= 1):
-        raise ValueError(
-            f"fedpop: anneal is a temperature of at least 1 and a number of rounds, got {anneal}"
-        )
-    if model.law is not None and effects is not None:
-        raise ValueError(
-            f"fedpop: {model.name} has a law of its effects of its own; leave effects= out"
-        )
-    if model.law is not None and phi_rate is not None:
-        raise ValueError(
-            f"fedpop: phi of {model.name} has the law of its effects in it, whose gradient has no rows to pass over; "
-            "leave phi_rate= out"
-        )
-    law = model.law or effects or gaussian()
-    if (model.law is not None or not law.learned) and not (
-        beta_optimizer is None and beta_prior is None
-    ):
-        raise ValueError(
-            "fedpop: this law of the effects has no parameters to learn; leave beta_optimizer= and beta_prior= out"
-        )
-    if not centred and (law.transport is None or not law.learned):
-        raise ValueError(
-            "fedpop: centred=False needs a Gaussian law of the effects that is learned, models.gaussian()"
-        )
-    transition = ula() if kernel is None else kernel
-    # Gradients are huge where a fit begins far off; a short memory of their squares forgets that in
-    # time.
+    checks.check_choices(scaling, average, anneal)
+    checks.check_phi(phi_rate, batch_size, phi_box, phi_radius)
+    learns_beta = beta_optimizer is not None or beta_prior is not None
+    checks.check_law(joint, effects, phi_rate, centred=centred, learns_beta=learns_beta)
+    sampler = Sampler(joint, ula() if kernel is None else kernel, step_size)
+    # Gradients are huge where a fit begins far off; a short memory of their squares forgets them.
     usual = optax.adam(0.01, b2=0.95)
-    phi_ascent = phi_optimizer or (usual if phi_rate is None else optax.sgd(1.0))
-    beta_ascent = beta_optimizer or usual
+    phi_usual = usual if phi_rate is None else optax.sgd(1.0)
+    phi_ascent = _Ascent(phi_optimizer or phi_usual, phi_prior, _projection(phi_box, phi_radius))
+    beta_ascent = _Ascent(beta_optimizer or usual, beta_prior, joint.law.project)
+    along = None if phi_rate is None else RowPass(phi_rate, batch_size)
 
-    def sample(key, down, data, start, memory, *, burn_in, draws):
-        posterior = Target(
-            log_prior=lambda z: law.log_density(of_law(model, down.theta), z),
-            log_likelihood=lambda z, rows: (
-                model.log_likelihood(down.theta.phi, z, rows) / down.temperature
-            ),
-            data=data,
-        )
-        return Personal(
-            *chain(
-                key,
-                transition,
-                posterior,
-                start,
-                memory,
-                step_size=step_size,
-                burn_in=burn_in,
-                draws=draws,
-            )
-        )
+    def broadcast(state):
+        return Down(state.theta, temperature(anneal, state.round), sampler.step_at(state.round))
 
-    def init(key, spec):
-        if scaling == "ratio" and spec.clients is None:
-            raise ValueError(
-                "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use 'inverse_probability'"
-            )
-        network, others, particles = jax.random.split(key, 3)
-        # One key for both: the body and the head of a network should be of the same draw.
-        phi, start = model.init(network, spec), model.init_effects(network, spec)
-        _name_limit(model, phi, start)
-        theta = Population(phi, Empty() if model.law is not None else law.init(others, start, spec))
-        return State(
-            theta,
-            phi_ascent.init(phi),
-            beta_ascent.init(theta.beta) if law.learned else Empty(),
-            Empty() if law.normaliser is None else law.normaliser.init(particles, theta.beta),
-            clients=jnp.asarray(spec.clients or 0, float),
-            round=jnp.int32(0),
-        )
-
-    def temperature(state):
-        if anneal is None:
-            return jnp.ones(())
-        first, rounds = anneal
-        return first ** jnp.maximum(1 - state.round / rounds, 0.0)
-
-    def init_client(key, down, data):
-        start = law.start(of_law(model, down.theta))
-        return Personal(jnp.tile(start, (draws, 1)), transition.init(start))
-
-    def fit(phi, effects, batch):
-        """The log-likelihood of some rows, the mean over draws of the effects."""
-        terms = jax.vmap(lambda z: model.log_likelihood(phi, z, batch.rows))(effects)
-        return jnp.sum(jnp.where(batch.mask, terms, 0.0)) / draws
-
-    def along(key, down, effects, data, rate):
-        """The gradient by phi, summed along a pass over the rows."""
-
-        def step(phi, batch):
-            return jax.tree.map(
-                lambda p, s: p + rate / down.temperature * s,
-                phi,
-                jax.grad(fit)(phi, effects, batch),
-            )
-
-        start = down.theta.phi
-        end = walk(key, data, batch_size, 0, batches_of(data, batch_size)[1], step, start)
-        return jax.tree.map(lambda p, q: (p - q) / rate, end, start)
+    def publish(state):
+        theta = state.theta if average is None else state.average
+        return Down(theta, jnp.ones(()), sampler.step_at(state.round))
 
     def client(key, down, personal, data):
-        # Two keys only where they are needed: random numbers of other runs stay as they are.
-        key, key_along = (key, key) if phi_rate is None else jax.random.split(key)
-        personal = sample(
-            key, down, data, personal.draws[-1], personal.memory, burn_in=burn_in, draws=draws
-        )
-        every = all_rows(data)
-
-        def log_joint(theta):
-            if law.transport is not None and not centred:
-                found = fit(
-                    theta.phi,
-                    jax.vmap(partial(law.transport, down.theta.beta, theta.beta))(personal.draws),
-                    every,
-                )
-                return found / down.temperature, found
-            found = fit(theta.phi, personal.draws, every)
-            log_prior = jnp.mean(
-                jax.vmap(lambda z: law.log_density(of_law(model, theta), z))(personal.draws)
-            )
-            return found / down.temperature + log_prior, found
-
-        slope, found = jax.grad(log_joint, has_aux=True)(down.theta)
+        # Two keys only where they are needed: the random streams of other options stay as they are.
+        key, key_rows = (key, key) if along is None else jax.random.split(key)
+        personal = sampler.walk(key, down, data, personal, burn_in=burn_in, draws=draws)
+        gradient, fit = _gradient(joint, down, personal.draws, data, centred=centred)
         steps = jnp.asarray(burn_in + draws)
-        if phi_rate is not None:
-            slope = slope._replace(phi=along(key_along, down, personal.draws, data, phi_rate))
+        if along is not None:
+            phi = gradient_along_rows(key_rows, joint, down, personal.draws, data, along)
+            gradient = gradient._replace(phi=phi)
             steps += batches_of(data, batch_size)[1]
-        info = Info(-found / jnp.maximum(data.count, 1), steps)
-        return Local(slope if law.learned else slope._replace(beta=Empty()), personal, info)
+        info = Info(-fit / jnp.maximum(data.count, 1), steps)
+        up = gradient if joint.law.learned else gradient._replace(beta=Empty())
+        return Local(up, personal, info)
 
     def server(key, state, aggregate):
-        theta = state.theta
-        if scaling == "ratio":
-            slope = jax.tree.map(lambda s: s * state.clients / aggregate.count, aggregate.plain)
-            clients = state.clients
-        else:
-            slope, clients = aggregate.weighted, aggregate.weight
-        phi_slope, beta_slope, particles = slope.phi, slope.beta, state.particles
-        if model.log_prior is not None:
-            phi_slope = jax.tree.map(jnp.add, phi_slope, jax.grad(model.log_prior)(theta.phi))
-        if law.normaliser is not None:
-            mean, particles = law.normaliser.gradient(key, theta.beta, particles)
-            beta_slope = jax.tree.map(lambda s, m: s - clients * m, beta_slope, mean)
+        gradient, clients = _sum_over_clients(scaling, state, aggregate)
+        gradient, particles = _completed(key, joint, state, gradient, clients)
+        # A pass over the rows moves phi by phi_rate times the gradient: the server takes the mean.
         unit = 1.0 if phi_rate is None else phi_rate / jnp.maximum(clients, 1.0)
-        phi, phi_memory = _ascend(
-            phi_ascent, phi_prior, phi_slope, state.phi_optimizer, theta.phi, unit
-        )
-        beta, beta_memory = theta.beta, state.beta_optimizer
-        if law.learned:
-            beta, beta_memory = _ascend(beta_ascent, beta_prior, beta_slope, beta_memory, beta, 1.0)
-            beta = law.project(beta)
-        return State(
-            Population(phi, beta),
-            phi_memory,
-            beta_memory,
-            particles,
-            state.clients,
-            state.round + 1,
-        ), Empty()
+        theta, beta_memory = state.theta, state.beta_optimizer
+        phi, phi_memory = phi_ascent.step(gradient.phi, state.phi_optimizer, theta.phi, unit)
+        beta = theta.beta
+        if joint.law.learned:
+            beta, beta_memory = beta_ascent.step(gradient.beta, beta_memory, beta)
+        theta = Population(phi, beta)
+        mean = Empty() if average is None else _averaged(average, state, theta)
+        done = state.round + 1
+        return State(theta, phi_memory, beta_memory, particles, mean, state.clients, done), Empty()
 
     def predict(key, down, personal, x):
         return averaged(lambda z: model.predictive(down.theta.phi, z, x), personal.draws)
 
     def adapt(key, down, data):
-        walk, prior = jax.random.split(key)
-        start = law.start(of_law(model, down.theta))
-        posterior = sample(
-            walk, down, data, start, transition.init(start), burn_in=adapt_burn_in, draws=draws
-        )
-        from_prior = law.draws(prior, of_law(model, down.theta), draws)
-        return posterior._replace(draws=jnp.where(data.count == 0, from_prior, posterior.draws))
+        return sampler.adapt(key, down, data, burn_in=adapt_burn_in, draws=draws)
 
-    def more(key, down, personal, data, number):
-        """A chain of its own from one of the draws that the client kept, in the terms of the model
-        where it has such.
-        """
-        choose, walk, prior = jax.random.split(key, 3)
-        start = personal.draws[jax.random.randint(choose, (), 0, draws)]
-        chained = sample(
-            walk, down, data, start, personal.memory, burn_in=burn_in, draws=number
-        ).draws
-        effects = jnp.where(
-            data.count == 0, law.draws(prior, of_law(model, down.theta), number), chained
-        )
+    def refresh(key, down, personal, data):
+        key, key_prior = jax.random.split(key)
+        return sampler.posterior(key, key_prior, down, data, personal, burn_in, draws)
+
+    def client_draws(key, down, personal, data, count):
+        found = sampler.more(key, down, personal, data, burn_in=burn_in, draws=count)
         describe = model.describe
-        return (
-            effects
-            if describe is None
-            else jax.vmap(lambda z: describe(down.theta.phi, z))(effects)
-        )
+        return found if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(found)
 
     return Algorithm(
         name="fedpop",
-        init=init,
-        init_client=init_client,
-        broadcast=lambda state: Down(state.theta, temperature(state)),
+        init=partial(_first_state, joint, phi_ascent, beta_ascent, scaling, average),
+        broadcast=broadcast,
+        server=server,
+        init_client=lambda key, down, data: sampler.start(down.theta, draws),
         client=client,
         commit=keep,
-        server=server,
         predict=predict,
         adapt=adapt,
-        posterior=Posterior(client=more, axes=model.axes),
+        refresh=refresh,
+        publish=publish,
+        posterior=Posterior(
+            shared=shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior),
+            client=client_draws,
+            axes=joint.axes,
+        ),
+        hooks=Hooks(validate=partial(checks.check_plan, scaling=scaling, anneal=anneal)),
     )
 
 
-def of_law(model: MixedModel, theta: Population) -> PyTree:
-    """The parameters of the law of the effects: beta, but phi for a law that is the model's own."""
-    return theta.beta if model.law is None else theta.phi
+class _Ascent(NamedTuple):
+    """The server's step up the log-posterior in one part x of theta, with a Gaussian prior on x.
 
-
-def _ascend(
-    optimizer: optax.GradientTransformation,
-    prior: float | None,
-    slope: PyTree,
-    memory: PyTree,
-    at: PyTree,
-    unit: float | Float[Array, ""],
-) -> tuple[PyTree, PyTree]:
-    """One step up the log-posterior; Optax descends, so it gets the negative gradient, times
-    `unit`.
+    x <- Proj[x + eta (grad log p(x) + gradient)]
     """
-    shrink = 0.0 if prior is None else 1 / prior**2
-    down = jax.tree.map(lambda s, value: unit * (shrink * value - s), slope, at)
-    updates, memory = optimizer.update(down, memory, at)
-    return optax.apply_updates(at, updates), memory
+
+    optimizer: optax.GradientTransformation
+    prior: float | None
+    project: Callable[[PyTree], PyTree]
+
+    def step(
+        self, gradient: PyTree, memory: PyTree, at: PyTree, unit: float | Float[Array, ""] = 1.0
+    ) -> tuple[PyTree, PyTree]:
+        """One step. Optax descends, so it gets the negative gradient, times `unit`."""
+        precision = 0.0 if self.prior is None else 1 / self.prior**2
+        down = jax.tree.map(lambda g, value: unit * (precision * value - g), gradient, at)
+        updates, memory = self.optimizer.update(down, memory, at)
+        return self.project(optax.apply_updates(at, updates)), memory
 
 
-def _check_options(positive: dict[str, float | None], least: dict[str, tuple[int, int]]) -> None:
-    for name, value in positive.items():
-        if value is not None and value <= 0:
-            raise ValueError(f"fedpop: {name} must be above 0, got {value:g}")
-    for name, (value, bound) in least.items():
-        if value < bound:
-            raise ValueError(f"fedpop: {name} must be at least {bound}, got {value}")
-
-
-def _name_limit(model: MixedModel, phi: PyTree, z: Float[Array, " effects"]) -> None:
-    """A split that leaves one side empty is another method; say which."""
-    if not jax.tree.leaves(phi):
-        warnings.warn(
-            f"fedpop: {model.name} shares no parameters, only the law of the effects", stacklevel=2
+def _first_state(
+    joint: Joint,
+    phi_ascent: _Ascent,
+    beta_ascent: _Ascent,
+    scaling: str,
+    average: float | None,
+    key: Key[Array, ""],
+    spec: Spec,
+) -> State:
+    """The server's state before the first round."""
+    if scaling == "ratio" and spec.clients is None:
+        raise ValueError(
+            "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use "
+            "'inverse_probability'"
         )
-    if z.size == 0:
-        warnings.warn(
-            f"fedpop: {model.name} has no effects: this is FedSGD on the shared parameters",
-            stacklevel=2,
-        )
+    model, law = joint
+    key_model, key_law, key_particles = jax.random.split(key, 3)
+    # One key for both: the body and the head of a network should be of the same draw.
+    phi, start = model.init(key_model, spec), model.init_effects(key_model, spec)
+    checks.warn_of_limits(model, phi, start)
+    beta = Empty() if model.law is not None else law.init(key_law, start, spec)
+    theta = Population(phi, beta)
+    return State(
+        theta,
+        phi_ascent.optimizer.init(phi),
+        beta_ascent.optimizer.init(beta) if law.learned else Empty(),
+        Empty() if law.normaliser is None else law.normaliser.init(key_particles, beta),
+        Empty() if average is None else theta,
+        clients=jnp.asarray(spec.clients or 0, float),
+        round=jnp.int32(0),
+    )
+
+
+def _gradient(
+    joint: Joint, down: Down, draws: Float[Array, "draws effects"], data: Shard, *, centred: bool
+) -> tuple[Population, Float[Array, ""]]:
+    """(J_i, I_i) by Fisher's identity, and the log-likelihood averaged over the draws."""
+    every = all_rows(data)
+
+    def log_joint(theta):
+        z = draws if centred else non_centred(joint, down.theta, theta, draws)
+        fit = joint.mean_log_rows(theta, z, every)
+        if not centred:
+            return fit / down.temperature, fit
+        log_effects = jnp.mean(jax.vmap(lambda z: joint.log_effects(theta, z))(z))
+        return fit / down.temperature + log_effects, fit
+
+    return jax.grad(log_joint, has_aux=True)(down.theta)
+
+
+def _sum_over_clients(
+    scaling: str, state: State, aggregate: Aggregate
+) -> tuple[Population, Float[Array, ""]]:
+    """The gradient summed over all clients as the cohort estimates it, and their number."""
+    if scaling == "ratio":
+        ratio = state.clients / aggregate.count
+        return jax.tree.map(lambda g: g * ratio, aggregate.plain), state.clients
+    return aggregate.weighted, aggregate.weight
+
+
+def _completed(
+    key: Key[Array, ""],
+    joint: Joint,
+    state: State,
+    gradient: Population,
+    clients: Float[Array, ""],
+) -> tuple[Population, PyTree]:
+    """The gradient with the terms that need no data: a model's prior, and the normaliser of a law
+    whose density is known up to a constant.
+    """
+    (model, law), theta, particles = joint, state.theta, state.particles
+    phi, beta = gradient
+    if model.log_prior is not None:
+        phi = jax.tree.map(jnp.add, phi, jax.grad(model.log_prior)(theta.phi))
+    if law.normaliser is not None:
+        mean, particles = law.normaliser.gradient(key, theta.beta, particles)
+        beta = jax.tree.map(lambda g, m: g - clients * m, beta, mean)
+    return Population(phi, beta), particles
+
+
+def _averaged(share: float, state: State, theta: Population) -> Population:
+    """The average of the iterates, round k with a weight proportional to k^(1/share - 1)."""
+    weight = 1 / share / (state.round + 1 / share)
+
+    def mean(old, new):
+        return old + (weight * (new - old)).astype(old.dtype)
+
+    return jax.tree.map(mean, state.average, theta)
+
+
+def _projection(
+    box: tuple[float, float] | None, radius: float | None
+) -> Callable[[PyTree], PyTree]:
+    """The projection of phi; of a pair of bounds, or of a largest norm, or none."""
+    if box is not None:
+        return lambda phi: jax.tree.map(lambda leaf: jnp.clip(leaf, *box), phi)
+    if radius is not None:
+        return lambda phi: optax.projections.projection_l2_ball(phi, radius)
+    return lambda phi: phi

@@ -18,7 +18,7 @@ from covey.algorithms.marginal_prior import log_prior
 from covey.algorithms.marginal_state import Settings, State, at_zero, spread_of, theta_of
 from covey.core.algorithm import Ask
 from covey.core.shard import Spec
-from covey.kernels.importance import HIGHEST_K, Weighted, importance_sample, systematic
+from covey.kernels.pareto_smoothing import HIGHEST_K, Weighted, importance_sample, systematic
 from covey.kernels.precision import in_double
 from covey.models.predictive import Normal
 

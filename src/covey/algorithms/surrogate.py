@@ -1,22 +1,5 @@
-"""Federated surrogate optimisation: the frame of methods with something shared and something of
-each client's own.
-
-Marfoq et al. (2021), "Federated multi-task learning under a mixture of distributions", section 3.4
-and algorithm 3. The objective is f(u, v) = sum_t w_t f_t(u, v_t), with u shared and v_t of client t
-alone. A partial first-order surrogate g_t of f_t near (u, v_t) lies above f_t and touches it there.
-In a round
-
-    client:  g_t = surrogate of f_t near (u, v_t)
-             v_t = argmin over v of g_t(u, v)                                    never leaves the client
-             u_t = local solver on g_t(., v_t) from u
-    server:  u = server optimiser(u, sum_t w_t (u - u_t) / sum_t w_t)            as in FedAvg
-
-w_t is the number of rows of client t (or 1), times the inverse of its participation probability. A
-client may do its part several times in a round (`local_rounds`), each time with a surrogate at the
-point where it stands.
-
-`mixture` (v_t are the weights of components) and `pfedme` (v_t is the client's own model) are this
-frame with their surrogates.
+"""Federated surrogate optimisation: the frame of methods with shared and client-specific
+parameters, such as `mixture` and `pfedme`.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,10 +11,12 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms.averaging import (
-    State,
     Weighting,
     check_weighting,
     client_weight,
+    first_state,
+    need_counts,
+    optimizer_or,
     server_step,
 )
 from covey.core.algorithm import Algorithm, Empty, Info, Local, keep
@@ -45,8 +30,9 @@ from covey.models.predictive import Predictive
 class Surrogate(NamedTuple):
     """A surrogate g_t near a client's point.
 
-    own: v_t, which minimises it there.
-    solve: (u) -> where some steps on g_t(., v_t) lead from u.
+    Attributes:
+        own: v_t, the minimiser of g_t(u, .).
+        solve: (u) -> the end of some steps on g_t(., v_t) from u.
     """
 
     own: PyTree
@@ -54,8 +40,13 @@ class Surrogate(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Where a client stands within its round: u_t, v_t, the sum of its local rounds' losses, and
-    its steps.
+    """A client's position within its round.
+
+    Attributes:
+        shared: u_t.
+        own: v_t.
+        loss: Sum of the losses of its local rounds.
+        steps: Number of its steps.
     """
 
     shared: PyTree
@@ -64,9 +55,8 @@ class Point(NamedTuple):
     steps: Int[Array, ""]
 
 
-Build: TypeAlias = Callable[
-    [Key[Array, ""], PyTree, PyTree, Shard], Surrogate
-]  # (key, u, v_t, data) -> g_t
+# (key, u, v_t, data) -> g_t
+Build: TypeAlias = Callable[[Key[Array, ""], PyTree, PyTree, Shard], Surrogate]
 
 
 def surrogate_optimisation(
@@ -83,29 +73,41 @@ def surrogate_optimisation(
     server_optimizer: optax.GradientTransformation | None,
     weighting: Weighting,
 ) -> Algorithm:
-    """A method from its surrogate.
+    """A method that minimises sum_t w_t f_t(u, v_t), u shared and v_t of client t, by surrogates.
+
+    A partial first-order surrogate g_t of f_t near (u, v_t) lies above f_t and touches it there.
+
+        client:  g_t = surrogate of f_t near (u, v_t)
+                 v_t = argmin over v of g_t(u, v)                            stays with the client
+                 u_t = local solver on g_t(., v_t) from u
+        server:  u = server optimiser(u, sum_t w_t (u - u_t) / sum_t w_t)    as in FedAvg
+
+    w_t is the number of rows of client t (or 1), times the inverse of its participation
+    probability.
 
     Args:
-        name: what reports call it.
+        name: The method's name in reports.
         init: (key, spec) -> u.
         init_client: (key, u, data) -> v_t at the client's first round.
-        build: the surrogate; it is given one key for all that it does, the solver included.
-        report: (where the round led, data) -> scalars.
+        build: (key, u, v_t, data) -> the surrogate; the key serves its solver as well.
+        report: (position at the end of the round, data) -> scalars to report.
         predict: (u, v_t, x) -> predictive distribution.
-        adapt: (key, u, data) -> v of a client that never took part.
-        describe: (v_t, data) -> metrics of v_t beside those of its predictions.
-        local_rounds: how often a client does its part in a round.
-        server_optimizer: the plain average by default.
-        weighting: of the clients, by their rows or equally.
-    """
-    check_weighting(weighting)
-    if local_rounds < 1:
-        raise ValueError(f"{name}: local_rounds must be at least 1, got {local_rounds}")
-    optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+        adapt: (key, u, data) -> v of an unseen client.
+        describe: (v_t, data) -> metrics of v_t, reported beside those of its predictions.
+        local_rounds: How often a client builds and solves a surrogate per round, each at the point
+            that the last one led to.
+        server_optimizer: Optax optimiser of the averaged change of u; None is the plain average.
+        weighting: Whether clients count by their training rows ("rows") or equally ("equal").
 
-    def start(key, spec):
-        shared = init(key, spec)
-        return State(shared, optimizer.init(shared))
+    Returns:
+        A method for `covey.run`. A client's state is v_t.
+
+    Reference: Marfoq et al. (2021), Federated multi-task learning under a mixture of distributions,
+    section 3.4 and algorithm 3.
+    """
+    check_weighting(weighting, name)
+    need_counts(name, local_rounds=local_rounds)
+    optimizer = optimizer_or(optax.sgd(1.0), server_optimizer, "server_optimizer", name)
 
     def once(key, at, data):
         surrogate = build(key, at.shared, at.own, data)
@@ -130,13 +132,13 @@ def surrogate_optimisation(
 
     return Algorithm(
         name=name,
-        init=start,
-        init_client=init_client,
+        init=lambda key, spec: first_state(optimizer, init(key, spec)),
         broadcast=lambda state: state.parameters,
+        server=lambda key, state, aggregate: (server_step(optimizer, state, aggregate), Empty()),
+        init_client=init_client,
         client=client,
         commit=keep,
-        server=lambda key, state, aggregate: (server_step(optimizer, state, aggregate), Empty()),
-        evaluate=evaluate,
         predict=lambda key, shared, own, x: predict(shared, own, x),
         adapt=adapt,
+        evaluate=evaluate,
     )

@@ -1,7 +1,7 @@
-"""What uploads pass through: codecs, and their composition over the parts of an upload.
+"""Channels that uploads pass through: codecs, and their composition over the parts of an upload.
 
-A codec's payload is what really travels, packed to the bit, and a simulation uses what decodes from
-it. `Channel.omega` bounds the variance of the unbiased ones: E||C(x) - x||^2 <= omega ||x||^2.
+A codec's payload is what travels, packed to the bit, and a simulation uses what decodes from it.
+`Channel.omega` bounds the variance of the unbiased ones: E||C(x) - x||^2 <= omega ||x||^2.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from covey.channel.natural import natural as natural
 from covey.channel.partition import partition as partition
 from covey.channel.rand_k import rand_k as rand_k
 from covey.channel.top_k import top_k as top_k
-from covey.core.node import Channel
+from covey.core.channel import Channel
 
 CHANNELS: dict[str, Callable[..., Channel]] = {
     "identity": identity,

@@ -1,25 +1,37 @@
-"""Half precision with stochastic rounding: an unbiased codec of 16 bits a number.
-
-A float32 keeps its upper 16 bits (bfloat16). The lower 16 are the fraction of the way to the next
-bfloat16, so adding 16 uniform random bits before they are cut off rounds up with exactly that
-probability: E[C(x)] = x, and the relative error of a number is below 2^-7. Its variance is that
-step squared times p (1 - p) <= 1/4: omega = 2^-16.
-"""
+"""Half precision with stochastic rounding."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from covey.core.algorithm import no_state
-from covey.core.node import Channel
+from covey.core.channel import Channel
 
 
 def bfloat16() -> Channel:
-    """Sixteen bits a number, unbiased; arrays that are not float32 travel as they are."""
+    """Values in half precision, 16 bits each, rounded at random; unbiased.
+
+    A float32 keeps its upper 16 bits (bfloat16). The lower 16 are the fraction of the way to the
+    next bfloat16, so adding 16 uniform random bits before they are cut off rounds up with exactly
+    that probability: E[C(x)] = x, and the relative error of a value is below 2^-7. Its variance is
+    that step squared times p (1 - p) <= 1/4: omega = 2^-16. Arrays that are not float32 travel as
+    they are.
+
+    Returns:
+        A channel for `covey.run(channel=...)`.
+
+    Example:
+        >>> channel = bfloat16()
+        >>> payload, _ = channel.encode(jax.random.key(0), (), jnp.array([1.0, 3.14159]))
+        >>> channel.bits(payload)
+        32
+        >>> [round(value, 4) for value in channel.decode(payload).tolist()]  # 3.1406 or 3.1562
+        [1.0, 3.1406]
+    """
 
     def encode(key, state, up):
         leaves, structure = jax.tree.flatten(up)
-        sent = [_round(jax.random.fold_in(key, place), leaf) for place, leaf in enumerate(leaves)]
+        sent = [_round(jax.random.fold_in(key, index), leaf) for index, leaf in enumerate(leaves)]
         return jax.tree.unflatten(structure, sent), state
 
     def decode(payload):
@@ -41,5 +53,5 @@ def _stochastic_bfloat16(key: Key[Array, ""], values: Float[Array, "*s"]) -> Flo
     noise = jax.random.bits(key, values.shape, jnp.uint16).astype(jnp.uint32)
     upper = ((word + noise) >> 16).astype(jnp.uint16)
     rounded = jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
-    # Carrying into a NaN's or an infinity's bits would make another number of it.
+    # A carry into the bits of a NaN or an infinity would make another value of it.
     return jnp.where(jnp.isfinite(values), rounded, values.astype(jnp.bfloat16))

@@ -1,21 +1,4 @@
-"""Random dithering: every number is rounded at random to one of s levels between 0 and the norm of
-the vector.
-
-Alistarh et al. (2017), "QSGD: communication-efficient SGD via gradient quantization and encoding",
-section 3.1, for any norm r:
-
-    C(x)_i = ||x||_r sign(x_i) l_i / s,    l_i = floor(s |x_i| / ||x||_r + U_i),   U_i uniform in [0, 1),
-
-so that E[C(x)] = x. A number's variance is (||x||_r / s)^2 p (1 - p), p the fractional part, and p
-(1 - p) is at most 1/4 and at most s |x_i| / ||x||_r. With ||x||_1 <= sqrt(d) ||x||, this gives
-E||C(x) - x||^2 <= omega ||x||^2 with
-
-    omega = min(d / 4 s^2, sqrt(d) / s) for r = 2,    min(d / 4 s^2, (1 + sqrt(d)) / 2 s) for r = inf,
-            min(d^2 / 4 s^2, d / s) for r = 1.
-
-On the wire: the norm, then a sign bit and the level for each number; 7 levels are 4 bits a number,
-1 level is 2.
-"""
+"""Random dithering (QSGD)."""
 
 import math
 from typing import NamedTuple
@@ -26,20 +9,57 @@ from jaxtyping import Array, Float, UInt8
 
 from covey.channel.packing import pack, unpack, width_of
 from covey.channel.vector import Norm, by_vector, check_norm, fractions, length
-from covey.core.node import Channel
+from covey.core.channel import Channel
 
 MOST_LEVELS = 2**16
 
 
 class Dithered(NamedTuple):
-    """The norm; sign and level of each number, packed."""
+    """The payload: the norm, and sign and level of each value, packed."""
 
     norm: Float[Array, "*clients"]
     codes: UInt8[Array, "*clients bytes"]
 
 
 def dithering(*, levels: int, norm: Norm = 2) -> Channel:
-    """Numbers rounded at random to `levels` levels of their vector's norm (QSGD); unbiased."""
+    """Values rounded at random to levels of their vector's norm (QSGD); unbiased.
+
+    The upload is one vector x of d values. With s levels between 0 and its norm,
+
+        C(x)_i = ||x||_r sign(x_i) l_i / s,
+        l_i    = floor(s |x_i| / ||x||_r + U_i),    U_i uniform in [0, 1),
+
+    so that E[C(x)] = x. The variance of a value is (||x||_r / s)^2 p (1 - p), p the fractional
+    part, and p (1 - p) is at most 1/4 and at most s |x_i| / ||x||_r. With ||x||_1 <= sqrt(d) ||x||,
+    this gives E||C(x) - x||^2 <= omega ||x||^2 with
+
+        omega = min(d / 4 s^2, sqrt(d) / s)             for r = 2,
+                min(d / 4 s^2, (1 + sqrt(d)) / 2 s)     for r = inf,
+                min(d^2 / 4 s^2, d / s)                 for r = 1.
+
+    A message holds the norm, then a sign bit and the level of each value.
+
+    Args:
+        levels: Levels above zero (s in the paper), from 1 to 65536. 7 levels are 4 bits per value,
+            1 level is 2, 127 are 8.
+        norm: Norm of the vector: 1, 2 or "inf" (r above). Default: 2, as in the paper; "inf" is
+            more accurate.
+
+    Returns:
+        A channel for `covey.run(channel=...)`.
+
+    Example:
+        >>> channel = dithering(levels=7)
+        >>> up = jnp.array([3.0, -4.0, 0.0])
+        >>> payload, _ = channel.encode(jax.random.key(0), channel.init(up), up)
+        >>> channel.bits(payload)  # 3 values of 4 bits in 2 bytes, and the norm
+        48
+        >>> [round(7 / 5 * value) for value in channel.decode(payload).tolist()]  # 4.2 and -5.6
+        [5, -6, 0]
+
+    Reference: Alistarh et al. (2017), QSGD: communication-efficient SGD via gradient quantization
+    and encoding, section 3.1.
+    """
     if not 1 <= levels <= MOST_LEVELS:
         raise ValueError(f"dithering: levels must be from 1 to {MOST_LEVELS}, got {levels}")
     check_norm("dithering", norm)
@@ -57,10 +77,10 @@ def dithering(*, levels: int, norm: Norm = 2) -> Channel:
         return Dithered(whole, pack(2 * level + sign, width)), state
 
     def decode(code, layout):
-        numbers = unpack(code.codes, width, layout.size)
-        level = (numbers >> 1).astype(layout.dtype)
+        signed = unpack(code.codes, width, layout.size)
+        level = (signed >> 1).astype(layout.dtype)
         level = jnp.where(level <= levels, level, jnp.nan)  # no encoder sends such a level
-        return jnp.where(numbers & 1, -code.norm, code.norm) * (level / levels)
+        return jnp.where(signed & 1, -code.norm, code.norm) * (level / levels)
 
     def omega(d: int) -> float:
         if norm == 1:

@@ -1,16 +1,38 @@
 """Parts of an upload that no lossy channel may touch: counts, scales, whatever others divide by."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
-from covey.channel.masked import masked
+from covey.core import tree
 from covey.core.algorithm import Message
 from covey.core.channel import Channel
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("coded", "exact"),
+    meta_fields=("structure", "is_exact"),
+)
+@dataclass(frozen=True)
+class Payload:
+    """The upload as encoded, but for the exact arrays, which travel beside it as they are."""
+
+    coded: PyTree
+    exact: list[Any]
+    structure: Any = field(metadata={"static": True})
+    is_exact: tuple[bool, ...] = field(metadata={"static": True})
+
+
 def keep_exact(names: Sequence[str], channel: Channel) -> Channel:
     """The channel for all of an upload but the parts that are named, which travel as they are.
+
+    The channel sees the upload with None in place of these parts, so that channels for parts by
+    name or by structure still find theirs.
 
     Args:
         names: Names of fields of the upload, or of fields within one, e.g. "precision.weight".
@@ -22,28 +44,42 @@ def keep_exact(names: Sequence[str], channel: Channel) -> Channel:
     if not names:
         return channel
 
-    def for_rest(up: Message) -> Channel:
-        return masked(_others(names, up), channel)
+    def encode(key, state, up):
+        rest, exact, flags = _divided(names, up)
+        coded, state = channel.encode(key, state, rest)
+        return Payload(coded, exact, jax.tree.structure(up), flags), state
 
-    anything = masked("any", channel)  # a payload tells by itself which part is which
+    def decode(payload):
+        coded, exact = iter(jax.tree.leaves(channel.decode(payload.coded))), iter(payload.exact)
+        leaves = [next(exact if kept else coded) for kept in payload.is_exact]
+        return jax.tree.unflatten(payload.structure, leaves)
+
     omega = channel.omega
     return Channel(
-        init=lambda up: for_rest(up).init(up),
-        encode=lambda key, state, up: for_rest(up).encode(key, state, up),
-        decode=anything.decode,
-        bits=anything.bits,
-        omega=None if omega is None else lambda up: (for_rest(up).omega or omega)(up),
+        init=lambda up: channel.init(_divided(names, up)[0]),
+        encode=encode,
+        decode=decode,
+        bits=lambda payload: channel.bits(payload.coded) + tree.bits(payload.exact),
+        omega=None if omega is None else lambda up: omega(_divided(names, up)[0]),
     )
 
 
-def _others(names: Sequence[str], up: Message) -> list[str]:
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        for path, _ in jax.tree.leaves_with_path(up)
+def _divided(names: Sequence[str], up: Message) -> tuple[PyTree, list[Any], tuple[bool, ...]]:
+    """The upload without its exact parts, these parts, and which arrays they are."""
+    found = [
+        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+        for path, leaf in jax.tree.leaves_with_path(up)
     ]
-    below = {name: [p for p in paths if p == name or p.startswith(f"{name}.")] for name in names}
-    for name, found in below.items():
-        if not found:
-            raise ValueError(f"the upload has no part {name!r} to keep exact; it has {paths}")
-    exact = {path for found in below.values() for path in found}
-    return [path for path in paths if path not in exact]
+    for name in names:
+        if not any(_is_below(path, name) for path, _ in found):
+            known = ", ".join(path for path, _ in found)
+            raise ValueError(f"the upload has no part {name!r} to keep exact; it has {known}")
+    flags = tuple(any(_is_below(path, name) for name in names) for path, _ in found)
+    kept = [None if flag else leaf for (_, leaf), flag in zip(found, flags, strict=True)]
+    rest = jax.tree.unflatten(jax.tree.structure(up), kept)
+    exact = [leaf for (_, leaf), flag in zip(found, flags, strict=True) if flag]
+    return rest, exact, flags
+
+
+def _is_below(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")

@@ -1,9 +1,4 @@
-"""A channel for some parts of an upload; the others travel as they are.
-
-A part has the name of a field of the upload, or of a field within one: FedPop uploads
-`Population(phi, beta)`, FedAvg `Up(delta, weight)`, so `masked("phi", ...)` and `masked("delta",
-...)` compress what is large and keep exact what is small.
-"""
+"""A channel for some parts of an upload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +10,7 @@ from jaxtyping import PyTree
 
 from covey.core import tree
 from covey.core.algorithm import Message
-from covey.core.node import Channel
+from covey.core.channel import Channel
 
 
 @partial(
@@ -25,8 +20,9 @@ from covey.core.node import Channel
 )
 @dataclass(frozen=True)
 class Divided:
-    """A payload: the chosen leaves as coded, the others as they are. Which leaf is where, both
-    sides know.
+    """The payload: the chosen leaves as coded, the others as they are.
+
+    Which leaf is which is static: both sides know it, and it does not travel.
     """
 
     coded: PyTree
@@ -36,12 +32,29 @@ class Divided:
 
 
 def masked(part: str | Sequence[str], channel: Channel) -> Channel:
-    """`channel` for the parts of the upload that are named, as one; e.g. `masked("phi",
-    dithering(levels=7))`.
+    """A channel for the named parts of an upload; the other parts travel as they are.
+
+    As Optax's `masked` is for some parameters. FedPop uploads `Population(phi, beta)` and FedAvg
+    `Up(delta, weight)`, so `masked("phi", ...)` and `masked("delta", ...)` compress what is large.
+
+    Args:
+        part: Name of a field of the upload, or of a field within it ("phi.weight"); or several
+            names. The parts pass through the channel together, as one vector.
+        channel: Channel for these parts.
+
+    Returns:
+        A channel for `covey.run(channel=...)`.
+
+    Example:
+        >>> from covey.channel import bfloat16
+        >>> channel = masked("delta", bfloat16())
+        >>> up = {"delta": jax.numpy.ones(3), "weight": jax.numpy.array(7.0)}
+        >>> payload, _ = channel.encode(jax.random.key(0), channel.init(up), up)
+        >>> channel.bits(payload)  # 3 values of 16 bits, one of 32
+        80
     """
+    check_parts(part, channel)
     names = (part,) if isinstance(part, str) else tuple(part)
-    if not names:
-        raise ValueError("only: name at least one part of the upload")
 
     def init(up):
         return channel.init(_divided(names, up)[0])
@@ -65,6 +78,17 @@ def masked(part: str | Sequence[str], channel: Channel) -> Channel:
     return Channel(init, encode, decode, bits, bound)
 
 
+def check_parts(part: object, channel: object) -> None:
+    """Raise a ValueError where these are not names of parts and a channel."""
+    if isinstance(part, Channel) or not isinstance(channel, Channel):
+        raise ValueError(
+            "masked: give the names of parts first and the channel second, "
+            'e.g. masked("delta", dithering(levels=7))'
+        )
+    if not part:
+        raise ValueError("masked: name at least one part of the upload")
+
+
 def _divided(names: Sequence[str], up: Message) -> tuple[list[Any], list[Any], tuple[bool, ...]]:
     """The leaves below the names, the other leaves, and which are which."""
     leaves = [
@@ -74,7 +98,7 @@ def _divided(names: Sequence[str], up: Message) -> tuple[list[Any], list[Any], t
     for name in names:
         if not any(_is_below(path, name) for path, _ in leaves):
             known = ", ".join(path for path, _ in leaves if path) or "none: it is a single array"
-            raise ValueError(f"the upload has no part {name!r}; its parts are {known}")
+            raise ValueError(f"masked: the upload has no part {name!r}; its parts are {known}")
     chosen = tuple(any(_is_below(path, name) for name in names) for path, _ in leaves)
     inside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if here]
     outside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if not here]

@@ -84,9 +84,9 @@ COHORTS: dict[str, Factory] = {
 CHANNELS: dict[str, Factory] = dict(CODECS)
 
 
-def edges(path: Path, *, weights: Weights = "metropolis") -> Topology:
+def edges(path: Path, *, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
     """The graph of a CSV file with a pair of peers a line, counted from 0."""
-    return custom(path, weights=weights)
+    return custom(path, weights=weights, gossip_steps=gossip_steps)
 
 
 TOPOLOGIES: dict[str, Factory] = {**GRAPHS, "edges": edges}

@@ -250,7 +250,8 @@ def build(configuration: Configuration) -> Parts:
     data, unseen = prepare(loaded, seed=options["run"]["seed"], **preparation)
     if unseen is not None and not unseen.counts("test").any():
         raise ConfigurationError(
-            "data.hold_out: the clients held out have no test rows to be judged on; set data.test, e.g. 0.2"
+            "data.hold_out: the clients held out have no test rows to be judged on; set data.test, "
+            "e.g. 0.2"
         )
     return Parts(
         method=method_of(configuration),
@@ -317,12 +318,14 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     tables = toml.read(path)
     if "data" not in tables:
         raise ConfigurationError(
-            f"{directory} was started from Python: only covey.run(..., resume=True) there can open it again"
+            f"{directory} was started from Python: only covey.run(..., resume=True) there can open "
+            "it again"
         )
     asked, done = tables["run"]["rounds"], RunDirectory(directory).newest_round()
     if done < asked:
         raise ConfigurationError(
-            f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume --out {directory}`"
+            f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume "
+            f"--out {directory}`"
         )
     settings = read(
         path, overrides=[f"run.rounds={done}"]
@@ -331,11 +334,11 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
 
 
-def _options(place: str, factory: Factory) -> dict[str, Option]:
-    if place == "run":
+def _options(table: str, factory: Factory) -> dict[str, Option]:
+    if table == "run":
         return options_of(run, without=_NOT_IN_RUN)
     options = options_of(factory, without=("model",))
-    return options | {"data": _PREPARATION, "channel": _PART}.get(place, {})
+    return options | {"data": _PREPARATION, "channel": _PART}.get(table, {})
 
 
 def _misfit(factories: Mapping[str, Factory]) -> list[str]:

@@ -87,11 +87,11 @@ def options_of(factory: Factory, *, without: Collection[str] = ()) -> dict[str, 
     return found
 
 
-def check(place: str, options: Mapping[str, Option], given: Mapping[str, toml.Value]) -> Checked:
-    """Check a table against the options of its factory; `place` is the table's name in messages."""
+def check(table: str, options: Mapping[str, Option], given: Mapping[str, toml.Value]) -> Checked:
+    """Check a table against the options of its factory; `table` is the table's name in messages."""
     checked = Checked({}, {}, [])
     for name, option in options.items():
-        where = f"{place}.{name}"
+        where = f"{table}.{name}"
         if name in given:
             value, recorded, errors = _value(where, option, given[name])
             checked.errors.extend(errors)
@@ -103,7 +103,7 @@ def check(place: str, options: Mapping[str, Option], given: Mapping[str, toml.Va
         elif toml.holds(option.default):
             checked.table[name] = _recorded(option.default)
     checked.errors.extend(
-        unknown(f"{place}.{name}", name, options, "key") for name in given if name not in options
+        unknown(f"{table}.{name}", name, options, "key") for name in given if name not in options
     )
     return checked
 

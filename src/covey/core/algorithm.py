@@ -122,10 +122,13 @@ class Approximation(NamedTuple):
         fit: (published state, spec, ask) -> the law. `ask(statistic)` is the sum over all clients
             of `statistic(key, data)`, for laws that need more than the server's state.
         draw: (key, law, count) -> draws in the terms of the model, on the leading axis.
+        predictive: (key, law, x, count) -> the predictive distribution of the rows x, averaged over
+            `count` draws; None where draws predict nothing.
     """
 
     fit: Callable[[Message, Spec, Ask], Any]
     draw: Callable[[Key[Array, ""], Any, int], PyTree]
+    predictive: Callable[[Key[Array, ""], Any, PyTree, int], PyTree] | None = None
 
 
 class Posterior(NamedTuple):
@@ -175,6 +178,9 @@ class Algorithm(NamedTuple):
         adapt: (key, down, data) -> state of an unseen client; nothing is uploaded.
         evaluate: (key, down, client state, data) -> mergeable metrics by name. Default: the
             measures of `predict`.
+        refresh: (key, down, client state, data) -> the client state brought up to date with the
+            newest broadcast, before the client is evaluated, predicts or draws from its posterior;
+            nothing is uploaded and the client does not keep it. Default: the state as it is.
         publish: (server state) -> what clients evaluate, predict and adapt with, where it is more
             than the broadcast of a round. Default: `broadcast`.
         posterior: Posteriors of the shared parameters and of a client's own.
@@ -194,6 +200,7 @@ class Algorithm(NamedTuple):
     predict: Callable[[Key[Array, ""], Message, State, PyTree], PyTree]
     adapt: Callable[[Key[Array, ""], Message, Shard], State]
     evaluate: Callable[[Key[Array, ""], Message, State, Shard], dict[str, Metric]] | None = None
+    refresh: Callable[[Key[Array, ""], Message, State, Shard], State] | None = None
     publish: Callable[[State], Message] | None = None
     posterior: Posterior = Posterior()
     privacy: Callable[[Plan], Any] | None = None

@@ -12,7 +12,7 @@ class Channel(NamedTuple):
     """What an upload passes through on its way to the server.
 
     Attributes:
-        init: (shapes of an upload) -> channel state, e.g. the memory of an error feedback; `Empty()`
+        init: (shapes of an upload) -> channel state, e.g. error feedback; `Empty()`
             for a channel without one.
         encode: (key, channel state, upload) -> (payload, channel state). The payload is sent.
         decode: (payload) -> the upload as the server sees it.

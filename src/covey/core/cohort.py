@@ -1,9 +1,11 @@
-"""Who takes part in a round, and with what weight.
+"""Which clients take part in a round, and with what weight.
 
-A scheme is a function of the clients' row counts; it gives a `Sampler`, whose `sample(key, t)`
-gives the cohort of round t as fixed-size arrays. Weights are inverse participation probabilities:
-the weighted sum over the cohort is an unbiased estimate of the sum over all clients. A client drawn
-twice runs once and carries the multiplicity in its weight.
+A scheme is a function of the clients' row counts that gives a `Sampler`; `sample(key, t)` then
+gives the cohort of round t as arrays of a fixed size.
+
+Weights are inverse participation probabilities: the weighted sum over the cohort is an unbiased
+estimate of the sum over all clients. A client drawn twice runs once and carries the multiplicity in
+its weight. Where messages are lost at random, engines scale the sums by contacted over heard.
 """
 
 from collections.abc import Callable
@@ -16,10 +18,16 @@ from jaxtyping import Array, Bool, Float, Int, Key, Real
 
 from covey.core.keys import Integer, without_replacement
 
+_MOST_DRAWS = 2**24  # of `weighted`: counts up to here are exact in float32
+
 
 class Cohort(NamedTuple):
-    """Positions of clients in the data, which slots are taken, and inverse-probability weights
-    (zero in empty slots).
+    """The clients of a round, in slots.
+
+    Attributes:
+        index: Position of each slot's client in the data; 0 in empty slots.
+        mask: Whether the slot is taken.
+        weight: Inverse participation probability of the client; 0 in empty slots.
     """
 
     index: Int[Array, "*rounds slots"]
@@ -28,11 +36,15 @@ class Cohort(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """slots: the most clients that a cohort can have. sample: (key, t) -> Cohort.
+    """A scheme for a given population of clients.
 
-    alike: some clients are drawn, each as likely as any other, whatever its number of rows.
-    drawn: how many are drawn anew for each round; None for everyone, and for cohorts that are not
-        draws of a given number.
+    Attributes:
+        slots: Largest possible size of a cohort.
+        sample: (key, t) -> Cohort.
+        alike: Whether only some clients are drawn, each with the same probability, whatever its
+            number of rows.
+        drawn: Draws per round (S in the papers); None where everyone takes part, and for cohorts
+            without a fixed number of draws.
     """
 
     slots: int
@@ -45,7 +57,16 @@ Scheme: TypeAlias = Callable[[np.ndarray], Sampler]
 
 
 def full() -> Scheme:
-    """Every client, every round, weight 1."""
+    """Every client takes part in every round, with weight 1.
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`; the default.
+
+    Example:
+        >>> cohort = full()(np.array([3, 50, 7])).sample(jax.random.key(0), 0)
+        >>> cohort.weight.tolist()
+        [1.0, 1.0, 1.0]
+    """
 
     def scheme(counts: np.ndarray) -> Sampler:
         population = len(counts)
@@ -59,12 +80,27 @@ def full() -> Scheme:
 
 
 def bernoulli(probability: float | np.ndarray) -> Scheme:
-    """Each client independently with its own probability p_i; weight 1/p_i (Horvitz-Thompson)."""
+    """Each client takes part independently with probability p_i, and weight 1/p_i.
+
+    The weighted sum is the Horvitz-Thompson estimate. A cohort may be empty: the round then
+    changes nothing.
+
+    Args:
+        probability: Participation probability in (0, 1], one for all clients or one per client
+            (p_i in the papers).
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`.
+
+    Example:
+        >>> cohort = bernoulli(0.5)(np.array([3, 50, 7])).sample(jax.random.key(1), 0)
+        >>> cohort.mask.tolist(), cohort.weight.tolist()
+        ([True, False, True], [2.0, 0.0, 2.0])
+    """
     given = np.atleast_1d(np.asarray(probability, np.float32))
-    if not np.all((given > 0) & (given <= 1)):
-        raise ValueError(
-            f"bernoulli: probabilities must be in (0, 1], got {given[(given <= 0) | (given > 1)][0]:g}"
-        )
+    wrong = given[~((given > 0) & (given <= 1))]
+    if len(wrong):
+        raise ValueError(f"bernoulli: probabilities must be in (0, 1], got {wrong[0]:g}")
 
     def scheme(counts: np.ndarray) -> Sampler:
         population = len(counts)
@@ -84,14 +120,28 @@ def bernoulli(probability: float | np.ndarray) -> Scheme:
 
 
 def uniform(size: int) -> Scheme:
-    """`size` clients without replacement, all sets equally likely ("scheme II"); weight b/S."""
+    """A fixed number of clients per round, drawn without replacement ("scheme II").
+
+    All sets of S clients are equally likely; each of the b clients has weight b/S.
+
+    Args:
+        size: Clients per round (S in the papers), from 1 to the number of clients.
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`.
+
+    Example:
+        >>> cohort = uniform(2)(np.array([3, 50, 7, 20])).sample(jax.random.key(0), 0)
+        >>> cohort.index.shape, cohort.weight.tolist()
+        ((2,), [2.0, 2.0])
+    """
     _check_size("uniform", size)
 
     def scheme(counts: np.ndarray) -> Sampler:
         population = len(counts)
         _check_population("uniform", size, population)
-        # Floyd's draw touches `size` numbers, a permutation touches all clients: a million of them
-        # would be sorted each round.
+        # Floyd's algorithm draws `size` integers, a permutation sorts all clients: too slow for a
+        # million of them in every round.
         draw = without_replacement if size * size < 32 * population else _draw_by_permutation
 
         def sample(key, t):
@@ -107,12 +157,32 @@ def uniform(size: int) -> Scheme:
 
 
 def weighted(size: int) -> Scheme:
-    """`size` draws with replacement, client i with probability q_i = n_i/n ("scheme I"); weight
-    (times drawn) / (S q_i).
+    """Draws with replacement, in proportion to the clients' rows ("scheme I").
+
+    A draw is client i with probability q_i = n_i/n; its weight is (times drawn) / (S q_i).
+
+    Args:
+        size: Draws per round (S in the papers), from 1 to 16,777,216. A client drawn several times
+            runs once.
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`.
+
+    Example:
+        >>> cohort = weighted(1)(np.array([1, 3])).sample(jax.random.key(0), 0)
+        >>> cohort.index.tolist(), round(float(cohort.weight[0]), 3)
+        ([1], 1.333)
     """
     _check_size("weighted", size)
+    if size > _MOST_DRAWS:
+        raise ValueError(
+            f"weighted: at most {_MOST_DRAWS} draws per round are possible, got {size}; "
+            "with many more draws than clients, full() is nearly the same"
+        )
 
     def scheme(counts: np.ndarray) -> Sampler:
+        if not np.any(counts):
+            raise ValueError("weighted: no client has a training row to be drawn by")
         slots = min(size, len(counts))
         cumulative = jnp.asarray(np.cumsum(counts) / np.sum(counts), jnp.float32)
         chance = jnp.asarray(counts / np.sum(counts), jnp.float32)
@@ -131,11 +201,25 @@ def weighted(size: int) -> Scheme:
 
 
 def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
-    """The clients of `inner` (default: all) that a client-by-round matrix shows as available; after
-    its end it starts again.
+    """Clients by a recorded trace of availability.
 
-    The weights stay those of `inner`: availability is given, not drawn, so it has no probability to
-    correct for.
+    The weights stay those of `inner`: availability is given, not drawn, so there is no probability
+    to correct for.
+
+    Args:
+        available: Matrix of clients by rounds, true where the client is available. After its last
+            column it starts again.
+        inner: Scheme that draws the clients, of which the available ones take part. Default: all
+            clients.
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`.
+
+    Example:
+        >>> table = np.array([[1, 0], [1, 1], [0, 1]], bool)
+        >>> sampler = trace(table)(np.array([3, 50, 7]))
+        >>> [sampler.sample(jax.random.key(0), t).mask.tolist() for t in (0, 1)]
+        [[True, True, False], [False, True, True]]
     """
     table = np.asarray(available, bool)
     if table.ndim != 2 or not table.shape[1]:
@@ -160,16 +244,29 @@ def trace(available: np.ndarray, inner: Scheme | None = None) -> Scheme:
 
 
 def given(weights: Real[np.ndarray, "plans clients"], *, rounds: int = 1) -> Scheme:
-    """Weights that are given, e.g. those of a bootstrap: a plan for `rounds` rounds, then the next;
-    after the last, the first.
+    """Weights that are given rather than drawn, such as those of a bootstrap.
 
-    A client of weight zero does not take part. These weights are no inverse probabilities: the
-    weighted sum is what they make it.
+    A client of weight zero does not take part. These weights are not inverse probabilities: the
+    weighted sum is whatever they make it.
+
+    Args:
+        weights: Matrix of plans by clients, of weights of at least 0. After the last plan comes
+            the first again.
+        rounds: Consecutive rounds that follow one plan. Default: 1.
+
+    Returns:
+        A scheme for `covey.run(cohort=...)`.
+
+    Example:
+        >>> sampler = given(np.array([[2.0, 0.0], [1.0, 1.0]]), rounds=3)(np.array([5, 9]))
+        >>> [sampler.sample(jax.random.key(0), t).weight.tolist() for t in (0, 2, 3)]
+        [[2.0, 0.0], [2.0, 0.0], [1.0, 1.0]]
     """
     table = np.asarray(weights, np.float32)
     if table.ndim != 2 or not table.size or not np.all(np.isfinite(table) & (table >= 0)):
         raise ValueError(
-            f"given: a matrix plans x clients of weights of at least 0 is needed, got one of shape {table.shape}"
+            "given: a matrix plans x clients of weights of at least 0 is needed, "
+            f"got one of shape {table.shape}"
         )
     if rounds < 1:
         raise ValueError(f"given: a plan is for at least 1 round, got {rounds}")
@@ -178,7 +275,8 @@ def given(weights: Real[np.ndarray, "plans clients"], *, rounds: int = 1) -> Sch
         plans, population = table.shape
         if len(counts) != population:
             raise ValueError(
-                f"given: the matrix has weights of {population} clients, the data have {len(counts)}"
+                f"given: the matrix has weights of {population} clients, "
+                f"the data have {len(counts)}"
             )
         all_weights = jnp.asarray(table)
 
@@ -203,5 +301,6 @@ def _check_size(name: str, size: int) -> None:
 def _check_population(name: str, size: int, population: int) -> None:
     if size > population:
         raise ValueError(
-            f"{name}: a cohort of {size} clients was asked for, but the data have {population}; choose a size up to {population}"
+            f"{name}: a cohort of {size} clients was asked for, but the data have {population}; "
+            f"choose a size up to {population}"
         )

@@ -1,8 +1,7 @@
-"""Where every random number comes from.
+"""Random keys: each is a function of (run seed, stream, round, client id) and of nothing else.
 
-A key is a function of (run seed, stream, round, client id) and of nothing else. It is never split
-by a client's place in a batch and never stored in state, so a round gives the same numbers on every
-engine, for every chunk size, and after a resume.
+A key is never split by a client's position in a batch and never stored in state, so a round gives
+the same values on every engine, for every chunk size, and after a resume.
 """
 
 import secrets
@@ -16,9 +15,11 @@ from jaxtyping import Array, Int, Key
 
 Integer: TypeAlias = int | Int[Array, ""]
 
+_IMPLEMENTATION = "threefry2x32"  # with `rbg`, a draw would depend on the batch it is part of
+
 
 class Stream(IntEnum):
-    """What a key is for. The numbers are part of the format of a run: append, never renumber."""
+    """What a key is for. The values are part of the format of a run: append, never renumber."""
 
     INIT = 0
     COHORT = 1
@@ -34,44 +35,91 @@ class Stream(IntEnum):
 
 
 def root_key(seed: int) -> Key[Array, ""]:
-    """The key of a run. Threefry, named: with `rbg` a batched draw depends on the batch, and
-    engines would disagree.
+    """The key of a run.
+
+    Args:
+        seed: Whole number from 0 to 2^64 - 1. Different seeds give different keys, in single and
+            in double precision.
+
+    Returns:
+        A threefry key; for seeds below 2^32 that of `jax.random.key`.
+
+    Raises:
+        ValueError: the seed is outside of that range, or JAX is set to draws that depend on the
+            length of their array.
+
+    Example:
+        >>> jax.random.key_data(root_key(7)).tolist()
+        [0, 7]
     """
     if not jax.threefry_partitionable.value:
         raise ValueError(
-            "JAX's option jax_threefry_partitionable is off: draws would depend on the length of their array, and so results on "
-            "how clients are grouped; leave it on"
+            "JAX's option jax_threefry_partitionable is off: draws would depend on the length of "
+            "their array, and results on how clients are grouped; leave it on"
         )
-    return jax.random.key(seed, impl="threefry2x32")
+    if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be a whole number from 0 to 2^64 - 1, got {seed}")
+    return _key_of_words(np.array(divmod(int(seed), 2**32), np.uint32))
 
 
 def secret_key() -> Key[Array, ""]:
     """A key from this machine's entropy, which nobody who knows the run's seed can derive.
 
-    For what a deployed client must keep to itself: noise whose key the server knows, the server can
-    subtract. It is drawn anew at each start and never stored: with a stored one, two different
-    broadcasts of the same round would be answered with the same noise, and their difference without
-    any.
+    For noise that a deployed client must keep to itself: noise from a key that the server knows
+    can be subtracted. It is drawn anew at each start and never stored: with a stored key, two
+    different broadcasts of one round would be answered with the same noise, and their difference
+    would show the data without any.
+
+    Returns:
+        A threefry key.
+
+    Example:
+        >>> bool(jnp.all(jax.random.key_data(secret_key()) == jax.random.key_data(secret_key())))
+        False
     """
-    return jax.random.wrap_key_data(
-        jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)), impl="threefry2x32"
-    )
+    return _key_of_words(np.frombuffer(secrets.token_bytes(8), np.uint32))
 
 
 def key_for(
     root: Key[Array, ""], stream: Stream, round_: Integer, client_id: Integer | None = None
 ) -> Key[Array, ""]:
-    """The key of a stream in a round, for one client where `client_id` is given."""
+    """The key of a stream in a round, for one client where an id is given.
+
+    Args:
+        root: Key of the run, from `root_key`.
+        stream: What the key is for.
+        round_: Round, counted from 0.
+        client_id: Stable integer of the client; None for what the server draws.
+
+    Returns:
+        fold_in(fold_in(fold_in(root, stream), round), client_id).
+
+    Example:
+        >>> key = key_for(root_key(0), Stream.CLIENT, 3, 12)
+        >>> bool(jnp.any(jax.random.key_data(key) != jax.random.key_data(root_key(0))))
+        True
+    """
     key = jax.random.fold_in(jax.random.fold_in(root, int(stream)), round_)
     return key if client_id is None else jax.random.fold_in(key, client_id)
 
 
 def without_replacement(key: Key[Array, ""], population: Integer, size: int) -> Int[Array, " size"]:
-    """`size` different numbers below `population`, every set as likely as any other; where there
-    are fewer, 0 to size - 1.
+    """Different integers below `population`, every set as likely as any other.
 
-    Floyd's sampling (Bentley and Floyd 1987) touches `size` numbers, however many there are: for j
-    = n - size .. n - 1 draw r in 0 .. j and take r, or j where r is taken.
+    Floyd's sampling (Bentley and Floyd 1987) costs `size` draws, however large the population: for
+    j = n - size .. n - 1 draw r in 0 .. j and take r, or j where r is already taken.
+
+    Args:
+        key: Random key, used once.
+        population: Number of integers to choose from (n).
+        size: Number of integers to choose.
+
+    Returns:
+        The chosen integers; 0 to size - 1 where the population is smaller than that.
+
+    Example:
+        >>> sorted(without_replacement(jax.random.key(0), 3, 3).tolist())
+        [0, 1, 2]
     """
     last = jnp.maximum(population - size, 0) + jnp.arange(size)
     draws = jax.random.randint(key, (size,), 0, last + 1)
@@ -81,3 +129,7 @@ def without_replacement(key: Key[Array, ""], population: Integer, size: int) -> 
         return chosen.at[step].set(jnp.where(taken, last[step], draws[step]))
 
     return jax.lax.fori_loop(0, size, body, jnp.full(size, -1))
+
+
+def _key_of_words(words: np.ndarray) -> Key[Array, ""]:
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=_IMPLEMENTATION)

@@ -1,4 +1,4 @@
-"""A predictive distribution against a client's rows, as metrics that merge."""
+"""Measures of predictions against a client's rows, as metrics that merge over clients."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,10 +23,25 @@ class Measurable(Protocol):
 def measure(
     predict: Callable[[PyTree], Measurable], data: Shard, *, batch_size: int = 256
 ) -> dict[str, Metric]:
-    """The measures of `predict(x)` over all rows of a client, in one pass; a client without rows
-    has counts of zero.
+    """Measures of a client's predictions over all of its rows, in one pass.
 
-    `batch_size` bounds the memory of a prediction and changes no value beyond rounding.
+    Args:
+        predict: (x) -> the predictive distribution of the outcomes of some rows.
+        data: The client's rows; without any, the metrics have counts of zero.
+        batch_size: Rows predicted at once. It bounds the memory and changes no value beyond
+            rounding. Default: 256.
+
+    Returns:
+        Metrics by name: accuracy, nll, brier and ece of labels; nll and mse of other outcomes.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import whole
+        >>> from covey.models.predictive import Normal
+        >>> data = whole(Rows(jnp.zeros((2, 1)), jnp.array([1.0, 3.0])))
+        >>> found = measure(lambda x: Normal(jnp.ones(len(x)), jnp.ones(len(x))), data)
+        >>> float(found["mse"].value())
+        2.0
     """
     if batch_size < 1:
         raise ValueError(f"measure: batch_size must be at least 1, got {batch_size}")

@@ -14,7 +14,17 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 
 class Mean(NamedTuple):
-    """A mean over rows."""
+    """A mean over rows.
+
+    Attributes:
+        total: Sum of the values.
+        count: Number of rows.
+
+    Example:
+        >>> mask = jnp.array([True, True, False])
+        >>> float(Mean.of(jnp.array([1.0, 3.0, 100.0]), mask).value())
+        2.0
+    """
 
     total: Float[Array, "*clients"]
     count: Float[Array, "*clients"]
@@ -25,12 +35,24 @@ class Mean(NamedTuple):
         return cls(jnp.sum(jnp.where(mask, values, 0.0)), jnp.sum(mask, dtype=values.dtype))
 
     def value(self) -> np.ndarray:
-        """NaN where nothing was counted."""
+        """The mean; NaN where no row was counted."""
         return _ratio(self.total, self.count)
 
 
 class Calibration(NamedTuple):
-    """Reliability bins of a classifier: rows binned by their confidence in the predicted label."""
+    """Reliability bins of a classifier: rows binned by their confidence in the predicted label.
+
+    Attributes:
+        confidence: Sum of the confidences in each bin.
+        correct: Correct predictions in each bin.
+        count: Rows in each bin.
+
+    Example:
+        >>> right, mask = jnp.array([False, True]), jnp.ones(2, bool)
+        >>> bins = Calibration.of(jnp.array([0.6, 0.9]), right, mask)
+        >>> round(float(bins.value()), 4)  # (|0.6 - 0| + |0.9 - 1|) / 2
+        0.35
+    """
 
     confidence: Float[Array, "*clients bins"]
     correct: Float[Array, "*clients bins"]
@@ -44,14 +66,19 @@ class Calibration(NamedTuple):
         mask: Bool[Array, " rows"],
         bins: int = 15,
     ) -> "Calibration":
-        """Equal-width bins, (k/bins, (k+1)/bins], as is usual for the expected calibration
-        error.
+        """Equal-width bins, (k/bins, (k+1)/bins], as usual for the expected calibration error.
+
+        Args:
+            confidence: Predicted probability of the predicted label.
+            correct: Whether the prediction is right.
+            mask: Rows to count.
+            bins: Number of bins. Default: 15, as in the literature.
         """
-        place = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+        index = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
         keep = mask.astype(confidence.dtype)
 
         def in_bins(values):
-            return jnp.zeros(bins, confidence.dtype).at[place].add(values * keep)
+            return jnp.zeros(bins, confidence.dtype).at[index].add(values * keep)
 
         return cls(
             in_bins(confidence),
@@ -60,8 +87,8 @@ class Calibration(NamedTuple):
         )
 
     def value(self) -> np.ndarray:
-        """The expected calibration error: mean over rows of the gap between confidence and accuracy
-        of their bin.
+        """The expected calibration error: the mean over rows of their bin's gap between confidence
+        and accuracy.
         """
         gap = np.abs(np.asarray(self.confidence) - np.asarray(self.correct)).sum(-1)
         return _ratio(gap, np.asarray(self.count).sum(-1))
@@ -71,19 +98,40 @@ Metric: TypeAlias = Mean | Calibration
 
 
 def merge(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of many clients, stacked on the leading axis, as those of all together. Summed in
-    float64.
+    """The metrics of all clients together.
+
+    Args:
+        metrics: Metrics by name, with clients stacked on the leading axis.
+
+    Returns:
+        Metrics by name, summed over clients in float64.
+
+    Example:
+        >>> stacked = Mean(jnp.array([2.0, 6.0]), jnp.array([1.0, 3.0]))
+        >>> float(merge({"loss": stacked})["loss"].value())
+        2.0
     """
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).sum(0), dict(metrics))
 
 
 def add(one: PyTree, other: PyTree) -> PyTree:
-    """The sum of two metrics, or of two dictionaries of them with the same names."""
+    """The sum of two metrics, or of two dictionaries of metrics with the same names.
+
+    Example:
+        >>> one = Mean(jnp.array(1.0), jnp.array(1.0))
+        >>> float(add(one, Mean(jnp.array(5.0), jnp.array(1.0))).value())
+        3.0
+    """
     return jax.tree.map(jnp.add, one, other)
 
 
 def values(metrics: Mapping[str, Metric]) -> dict[str, np.ndarray]:
-    """The metrics as numbers."""
+    """The value of each metric, by name.
+
+    Example:
+        >>> {n: float(v) for n, v in values({"loss": Mean(jnp.array(3.0), jnp.array(2.0))}).items()}
+        {'loss': 1.5}
+    """
     return {name: metric.value() for name, metric in metrics.items()}
 
 

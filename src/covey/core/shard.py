@@ -57,7 +57,7 @@ class Spec(NamedTuple):
 
 class Axis(NamedTuple):
     """What lies along the first axis of a described value: the name of the dimension, and a label
-    for each place.
+    for each index along it.
     """
 
     dimension: str
@@ -88,7 +88,7 @@ class Shard:
     capacity: int = field(metadata={"static": True})
 
     def take(self, index: Int[Array, " batch"]) -> PyTree:
-        """Rows by their number within this client; past the last, the last one again: never a row
+        """Rows by their index within this client; past the last, the last one again: never a row
         of another client.
         """
         return tree.take(self.rows, self.start + jnp.clip(index, 0, jnp.maximum(self.count - 1, 0)))
@@ -115,7 +115,7 @@ class NotedShard(Shard):
     notes: PyTree
 
     def take(self, index: Int[Array, " batch"]) -> Noted:
-        """Rows and notes by their number within this client."""
+        """Rows and notes by their index within this client."""
         return Noted(
             super().take(index),
             tree.take(self.notes, jnp.clip(index, 0, jnp.maximum(self.count - 1, 0))),
@@ -123,7 +123,7 @@ class NotedShard(Shard):
 
 
 def noted(data: Shard, notes: PyTree) -> NotedShard:
-    """The shard with notes on its rows: arrays whose leading axis is the row's number within the
+    """The shard with notes on its rows: arrays whose leading axis is the row's index within the
     client.
     """
     return NotedShard(data.rows, data.start, data.count, data.capacity, notes)
@@ -146,20 +146,20 @@ def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]
 
 
 def shuffled(key: Key[Array, ""], data: Shard) -> Int[Array, " capacity"]:
-    """A random permutation of the client's row numbers; places past `count` hold the numbers past
+    """A random permutation of the client's row indices; entries past `count` hold the indices past
     `count`.
 
     Sorts random tickets of 20 bits, of which the first `count` are the same for every capacity. Two
-    rows with the same ticket, one pair in a million, stay in their order. Ticket and row number fit
+    rows with the same ticket, one pair in a million, stay in their order. Ticket and row index fit
     one word up to 4,096 rows, and sorting single words is six to fifteen times faster than sorting
     pairs; beyond, a stable sort by ticket gives the same order.
     """
-    place = jnp.arange(data.capacity, dtype=jnp.uint32)
+    index = jnp.arange(data.capacity, dtype=jnp.uint32)
     ticket = jax.random.bits(key, (data.capacity,), jnp.uint32) >> 12
-    ticket = jnp.where(place < data.count.astype(jnp.uint32), ticket, 2**20 - 1)
+    ticket = jnp.where(index < data.count.astype(jnp.uint32), ticket, 2**20 - 1)
     if data.capacity > 2**12:
         return jnp.argsort(ticket, stable=True)
-    return (jnp.sort((ticket << 12) | place) & (2**12 - 1)).astype(int)
+    return (jnp.sort((ticket << 12) | index) & (2**12 - 1)).astype(int)
 
 
 def fold_batches(
@@ -168,8 +168,8 @@ def fold_batches(
     """Carry a value through one pass over the client's rows, in storage order."""
     size, passes = batches_of(data, batch_size)
 
-    def body(number, carry):
-        index = number * batch_size + jnp.arange(size)
+    def body(batch, carry):
+        index = batch * batch_size + jnp.arange(size)
         return step(carry, Batch(data.take(index), index < data.count))
 
     return jax.lax.fori_loop(0, passes, body, carry)

@@ -1,18 +1,20 @@
 """The protocol of an engine, and what engines share that keep the rows of all clients."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
 from covey.algorithms.federated_sum import federated_sum
-from covey.core.algorithm import Algorithm, Message, Statistic, published
+from covey.core.algorithm import Algorithm, Message, State, Statistic, published
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
 from covey.engines.evaluation import Evaluator
+from covey.engines.record import Line, as_lines
+from covey.engines.round import BLOCK
 from covey.engines.rows import DeviceRows, HostRows, rows_of
 from covey.engines.setup import Setup
 
@@ -93,13 +95,49 @@ class Engine(Protocol):
         ...
 
 
+class EngineState(NamedTuple):
+    """The state of a run on an engine that keeps the rows of all clients.
+
+    Attributes:
+        round: Rounds so far.
+        server: The server's state; between peers, the mean of theirs.
+        nodes: What clients keep, stacked; None where the engine holds it on the host and moves it
+            on itself.
+        seen: Which clients have taken part.
+    """
+
+    round: int
+    server: State
+    nodes: Node | None
+    seen: np.ndarray | jax.Array
+
+
 class Vectorised:
-    """Evaluation, predictions and draws of an engine that keeps the rows of all clients."""
+    """Rounds, evaluation, predictions and draws of an engine that keeps the rows of all clients."""
 
     setup: Setup
     data: FederatedData
     rows: DeviceRows | HostRows
     evaluator: Evaluator
+
+    def advance(self, state: EngineState, count: int) -> tuple[EngineState, list[Line]]:
+        """Run `count` rounds; the new state, and one row of metrics per round."""
+        lines: list[Line] = []
+        while count > 0:
+            first = state.round
+            state, record = self._block_of(state, min(count, BLOCK))
+            done = state.round - first
+            lines += self._lines(first, done, jax.device_get(record), lines)
+            count -= done
+        return state, lines
+
+    def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, Any]:
+        """Run `count` rounds, at most `BLOCK`; the new state, and their records, stacked."""
+        raise NotImplementedError
+
+    def _lines(self, first: int, count: int, record: Any, before: Sequence[Line]) -> list[Line]:
+        """The metrics of the `count` rounds after round `first`."""
+        return as_lines(first, count, record, self.setup.sizes, before)
 
     def _take(self, state: Position, positions: np.ndarray) -> Node:
         """The nodes of the clients at some positions, stacked."""

@@ -1,8 +1,8 @@
-"""Evaluator and prediction of clients, in chunks of similar size.
+"""Evaluation and prediction of clients, in chunks of similar size.
 
-A client that has taken part is evaluated with the state it kept; one that has not, and every client
-of a method that personalises at evaluation, first makes a state from the newest broadcast and its
-own training rows.
+A client that has taken part is evaluated with the state it kept, which the method may first bring
+up to date (`Algorithm.refresh`); one that has not, and every client of a method that adapts before
+evaluation, first makes a state from the newest broadcast and its own training rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +31,7 @@ class Evaluator:
         self.root = root
         self.chunk = chunk
         self._adapted = jax.jit(self._adapt_chunk)
+        self._refreshed = jax.jit(partial(self._refresh_chunk, algorithm.refresh))
         self._measured = jax.jit(self._measure_chunk)
         self._predicted = jax.jit(algorithm.predict)
         draw = algorithm.posterior.client
@@ -54,7 +55,7 @@ class Evaluator:
         everyone = np.arange(rows.data.clients)
         chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
         return _in_order(
-            (places, self._measured(self.root, t, down, *chunk)) for places, *chunk in chunks
+            (indices, self._measured(self.root, t, down, *chunk)) for indices, *chunk in chunks
         )
 
     def predict(
@@ -93,8 +94,8 @@ class Evaluator:
             rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients))
         )
         return _in_order(
-            (places, drawn(self.root, t, down, *chunk, named, count=count))
-            for places, *chunk in chunks
+            (indices, drawn(self.root, t, down, *chunk, named, count=count))
+            for indices, *chunk in chunks
         )
 
     def _chunks(
@@ -108,7 +109,7 @@ class Evaluator:
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: places in `clients`, ids, what they predict
+        """`width` clients at a time, of similar size: indices in `clients`, ids, what they predict
         with, rows of the split.
         """
         counts = rows.ranges(split)[1][clients]
@@ -121,7 +122,8 @@ class Evaluator:
             ):  # the last chunk is filled up with its last client
                 some = group[at : at + width]
                 padded = clients[np.pad(some, (0, width - len(some)), mode="edge")]
-                state = take(padded).state if kept else self._adapt(rows, t, down, padded)
+                kept_state = take(padded).state if kept else None
+                state = self._newest(rows, t, down, padded, kept_state)
                 ids = rows.data.ids[padded].astype(np.int32)
                 yield (
                     some,
@@ -134,20 +136,28 @@ class Evaluator:
         self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int
     ) -> State:
         """What one client predicts with."""
-        if node is None or self.algorithm.hooks.adapt_before_evaluation:
-            state = self._adapt(rows, t, down, np.array([client]))
-        else:
-            state = node.state
+        adapts = self.algorithm.hooks.adapt_before_evaluation
+        kept = None if node is None or adapts else node.state
+        state = self._newest(rows, t, down, np.array([client]), kept)
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], state)
 
-    def _adapt(
-        self, rows: DeviceRows | HostRows, t: int, down: Message, positions: np.ndarray
+    def _newest(
+        self,
+        rows: DeviceRows | HostRows,
+        t: int,
+        down: Message,
+        positions: np.ndarray,
+        kept: State | None,
     ) -> State:
+        """The states of some clients under the newest broadcast: refreshed, or adapted if None."""
+        if kept is not None and self.algorithm.refresh is None:
+            return kept
         view = rows.view(positions, "train")
         ids = rows.data.ids[positions].astype(np.int32)
-        return self._adapted(
-            self.root, t, down, ids, shard_of(view, bucket_size(int(max(view.counts, default=1))))
-        )
+        data = shard_of(view, bucket_size(int(max(view.counts, default=1))))
+        if kept is None:
+            return self._adapted(self.root, t, down, ids, data)
+        return self._refreshed(self.root, t, down, ids, kept, data)
 
     def _adapt_chunk(self, root, t, down, ids, data):
         def one(client_id, start, count):
@@ -155,6 +165,13 @@ class Evaluator:
             return self.algorithm.adapt(key, down, Shard(data.rows, start, count, data.capacity))
 
         return each(one, ids, data.start, data.count)
+
+    def _refresh_chunk(self, refresh, root, t, down, ids, state, data):
+        def one(client_id, state, start, count):
+            key = key_for(root, Stream.ADAPT, t, client_id)
+            return refresh(key, down, state, Shard(data.rows, start, count, data.capacity))
+
+        return each(one, ids, state, data.start, data.count)
 
     def _measure_chunk(self, root, t, down, ids, state, data):
         def one(client_id, state, start, count):
@@ -186,7 +203,7 @@ def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:
 
     def joined(*leaves):
         return np.concatenate(
-            [leaf[: len(places)] for places, leaf in zip(order, leaves, strict=True)]
+            [leaf[: len(indices)] for indices, leaf in zip(order, leaves, strict=True)]
         )[back]
 
     return jax.tree.map(joined, *jax.device_get(values))

@@ -174,10 +174,10 @@ class Loop:
         it would have been refused.
         """
         self.start()
-        for place, site in enumerate(self.sites):
-            if snapshot.seen[place]:
+        for position, site in enumerate(self.sites):
+            if snapshot.seen[position]:
                 site.node = jax.tree.map(
-                    lambda leaf, at=place: jnp.asarray(leaf[at]), snapshot.nodes
+                    lambda leaf, at=position: jnp.asarray(leaf[at]), snapshot.nodes
                 )
         return LoopState(int(snapshot.round), jax.tree.map(jnp.asarray, snapshot.server))
 
@@ -187,7 +187,7 @@ class Loop:
     def _round(self, state: LoopState) -> tuple[LoopState, Record]:
         t, down = state.round, self.algorithm.broadcast(state.server)
         tally = round_of.empty_tally(self.setup.shapes)
-        number = dict.fromkeys(Counts._fields, 0)
+        happened = dict.fromkeys(Counts._fields, 0)
         for (
             message
         ) in self.delayed:  # from rounds that are over: refused, as the round in their header shows
@@ -200,11 +200,11 @@ class Loop:
         ):
             site, position = self.sites[index], int(index)
             outcome = int(self._fate(self.setup.root, t, site.client_id))
-            number["contacted"] += 1
-            number["lost_down"] += outcome == fates.LOST_DOWN
-            number["lost_up"] += outcome == fates.LOST_UP
-            number["late"] += outcome == fates.LATE
-            number["repeated"] += outcome == fates.REPEATED
+            happened["contacted"] += 1
+            happened["lost_down"] += outcome == fates.LOST_DOWN
+            happened["lost_up"] += outcome == fates.LOST_UP
+            happened["late"] += outcome == fates.LATE
+            happened["repeated"] += outcome == fates.REPEATED
             if outcome == fates.LOST_DOWN:
                 continue
             message = seal(Header(site.client_id, t, self.accepted[position]), down)
@@ -217,7 +217,7 @@ class Loop:
 
         counts = Counts(
             **{
-                **number,
+                **happened,
                 "clients": int(tally.aggregate.count + tally.diverged),
                 "diverged_id": NEVER,
             }
@@ -239,7 +239,7 @@ class Loop:
         answer: Answer = open_body(message, like)
         if not (
             answer.finite and self._decodes(answer.sent)
-        ):  # a site may say what it likes of its own numbers
+        ):  # a site may say what it likes of its own values
             return tally._replace(
                 diverged=tally.diverged + 1,
                 diverged_id=jnp.maximum(tally.diverged_id, header.client_id),
@@ -275,6 +275,6 @@ class Loop:
 
         like = self.setup.shapes.down
         return [
-            Site(self.programs, int(data.ids[place]), splits(place), like)
-            for place in range(data.clients)
+            Site(self.programs, int(data.ids[position]), splits(position), like)
+            for position in range(data.clients)
         ]

@@ -3,16 +3,14 @@
 import struct
 from typing import NamedTuple
 
-import jax
-import numpy as np
 from jaxtyping import Array, Bool, PyTree
 
-from covey.core import tree, wire
+from covey.core import wire
 from covey.core.algorithm import Info
 from covey.core.node import Sent
 
 NEVER = -1  # the round before the first
-_HEADER = struct.Struct("<qqq")
+_HEADER = struct.Struct("<iii")
 
 
 class Header(NamedTuple):
@@ -26,7 +24,7 @@ class Header(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a site sends: its upload as encoded, scalars to report, and whether its numbers are
+    """What a site sends: its upload as encoded, scalars to report, and whether its values are
     finite.
     """
 
@@ -58,5 +56,4 @@ def open_body(message: bytes, like: PyTree) -> PyTree:
 
 def message_size(like: PyTree) -> int:
     """Bytes of a message with a body of these shapes."""
-    empty = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), tree.specs(like))
-    return len(seal(Header(0, 0), empty))
+    return _HEADER.size + wire.size(like)

@@ -73,14 +73,14 @@ class DiskNodes:
     def files(self) -> list[np.ndarray]:
         """Opened when first used, so that a run that cannot begin leaves nothing behind."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        paths = [self.directory / f"leaf{place}.bin" for place in range(len(self.specs))]
+        paths = [self.directory / f"leaf{index}.bin" for index in range(len(self.specs))]
         return [
             _open(path, (self.clients, *spec.shape), spec.dtype)
             for path, spec in zip(paths, self.specs, strict=True)
         ]
 
     def take(self, positions: np.ndarray) -> Node:
-        """Nodes at `positions`, stacked: from the newest place that has them."""
+        """Nodes at `positions`, stacked: the newest version of each."""
         leaves = [file[positions] for file in self.files]
         for overlay in (self.previous, self.newest):
             overlay.lay_over(positions, leaves)
@@ -135,14 +135,14 @@ class _Overlay:
         slots = np.array(
             [self.slot_of.setdefault(int(p), len(self.slot_of)) for p in positions], np.int64
         )
-        for place, rows in enumerate(leaves):
-            if len(self.slot_of) > len(self.leaves[place]):
+        for index, rows in enumerate(leaves):
+            if len(self.slot_of) > len(self.leaves[index]):
                 grown = np.empty(
-                    (2 * len(self.slot_of), *self.leaves[place].shape[1:]), self.leaves[place].dtype
+                    (2 * len(self.slot_of), *self.leaves[index].shape[1:]), self.leaves[index].dtype
                 )
-                grown[: len(self.leaves[place])] = self.leaves[place]
-                self.leaves[place] = grown
-            self.leaves[place][slots] = rows
+                grown[: len(self.leaves[index])] = self.leaves[index]
+                self.leaves[index] = grown
+            self.leaves[index][slots] = rows
 
     def lay_over(self, positions: np.ndarray, leaves: list) -> None:
         """Overwrite the rows of `leaves` whose positions are held here."""
@@ -165,6 +165,7 @@ def _open(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         return np.zeros(shape, dtype)
     if path.exists() and path.stat().st_size != size:
         raise ValueError(
-            f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} expected); move it away"
+            f"{path} holds client states of another run ({path.stat().st_size} bytes, {size} "
+            "expected); move it away"
         )
     return np.memmap(path, dtype, "r+" if path.exists() else "w+", shape=shape)

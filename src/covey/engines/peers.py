@@ -1,40 +1,19 @@
-"""The engine without a server: every peer keeps a state of its own, and mixes it with those of its
-neighbours.
+"""The engine without a server: peers step on their own and mix their states with neighbours."""
 
-Marfoq et al. (2021), section 3.3 and algorithm 2 (D-FedEM), for any method. In a round, peer i
-
-    computes     what a client computes from the broadcast of its own state s_i, giving an upload u_i
-    hears        s_j and u_j of its neighbours; W_ij are the weights of the round's mixing matrix
-    steps        s_i = server(sum_j W_ij s_j, n sum_j W_ij u_j)
-
-that is, it takes the server's step itself, with its neighbourhood's estimate of the sum over all
-clients. Where the step is linear in the sum this is the paper's: everyone steps on its own, and the
-results are mixed. On the complete graph with equal weights every peer has the sum itself, and the
-run is that of a server. Methods whose step is not linear in the sum are refused: the mean over
-peers would not follow the method. (FedAvg's step divides by the clients' weights: on graphs that
-are not complete, clients of unequal weight count as much as they weigh in their neighbourhoods;
-`weighting="equal"` has no such thing.)
-
-Who is absent in a round, by the cohort, by faults, or because its numbers are not finite, computes
-nothing and keeps its state; neighbours keep for themselves the weight it would have had, which
-leaves the matrix doubly stochastic. `consensus` of a round is the root mean square distance of the
-peers' broadcasts to their mean.
-"""
-
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from covey.core import cohort as cohorts
 from covey.core import tree
 from covey.core.algorithm import (
-    Aggregate,
     Algorithm,
     Chains,
+    Info,
     State,
     Statistic,
     evaluate,
@@ -46,54 +25,96 @@ from covey.core.keys import Stream, key_for
 from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
-from covey.engines.engine import Vectorised
+from covey.engines import gossip
+from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
+from covey.engines.linearity import need_linear
+from covey.engines.peer_weights import alone, total_weight, typical_weight
 from covey.engines.record import Counts, Line, Record, Sizes, as_lines, mean_or_nan
-from covey.engines.round import bucket_size, call_up, received
+from covey.engines.round import bucket_size, call_up, received, repeated
 from covey.engines.rows import DeviceRows, shard_of
 from covey.engines.setup import setup_of
-from covey.engines.simulate import BLOCK
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 from covey.topology import Topology
 
-_REACH = 5.0  # how far beyond two uploads the step is tried
-
 
 class Peer(NamedTuple):
-    """What a peer keeps: its own copy of what a server would keep, and what a client keeps."""
+    """What a peer keeps: its copy of what a server would keep, and what a client keeps."""
 
     server: State
     own: State
 
 
-class PeersState(NamedTuple):
-    """Where a run stands. `server` is the mean over peers; nodes hold each peer's own."""
-
-    round: int
-    server: State
-    nodes: Node
-    seen: Array
-
-
 class Stepped(NamedTuple):
-    """A peer's state after its step, and what the step has to report."""
+    """A peer after its own step: what it keeps, what to report, and whether all is finite."""
 
-    state: State
-    info: PyTree
+    node: Node
+    client_info: Info
+    server_info: Info
+    finite: Bool[Array, "*peers"]
 
 
-class Gossip(NamedTuple):
-    """Of a round: how far peers are apart, and how many messages there were."""
+class Exchange(NamedTuple):
+    """How far apart peers are after a round, and how many messages they sent."""
 
-    consensus: Float[Array, ""]
-    messages: Float[Array, ""]
+    consensus: Float[Array, "*rounds"]
+    messages: Int[Array, "*rounds"]
 
 
 class Peers(Vectorised):
-    """A method on federated data whose clients talk to their neighbours only.
+    """A method on federated data between peers, without a server.
 
-    topology: who talks to whom; see `covey.topology`.
-    chunk: peers that compute side by side.
+    In a round every peer i that takes part computes the upload u_i that a client computes from the
+    broadcast of its own state s_i, takes the server's step alone, as if all n peers had sent what
+    it has, and mixes the result with its neighbours:
+
+        s_i' = step(s_i, n r_i (m_i / m) u_i),    s_i <- sum_j W_ij s_j'
+
+    m_i is the weight of its upload (its rows, say) and m the mean weight of all peers. r_i is its
+    inverse participation probability relative to that of peers who take part on average: 1 unless
+    probabilities differ. W is the topology's mixing matrix; it is applied `gossip_steps` times per
+    round. If everyone takes part, the mean over peers therefore moves by the weighted mean of the
+    changes, on any graph. If a share p takes part, it moves by p times that in expectation, as
+    absent peers stay where they are. On the complete graph with everyone present this is the
+    server's run; for a mixture with equal weights it is D-FedEM, step then mix.
+
+    Only states are sent, and of these the floats: counters advance with the round for everyone. A
+    lossy channel compresses differences to public copies of the states (`covey.engines.gossip`).
+    `bits_up` and `bytes_up` count one message per neighbour and gossip step. `consensus` is the
+    root mean square distance of the peers' broadcasts to their mean. What a server reports of its
+    step is here the mean over peers of their own steps.
+
+    Absent peers, by the cohort, by faults, or because values are not finite, compute nothing and
+    keep their states. Methods whose step is not linear in the sum are refused, as the mean over
+    peers would not follow the method. A peer with k times the mean weight steps k times as far
+    before it mixes; where weights differ much, use `weighting="equal"` or more gossip steps.
+
+    Args:
+        algorithm: The method.
+        data: The clients' rows; clients are the peers.
+        topology: Who talks to whom, from `covey.topology`, and how many times per round.
+        seed: Seed of everything random.
+        cohort: Who takes part in a round. Default: everyone.
+        channel: What the states that peers send pass through. Default: nothing changes them.
+        faults: Probabilities of lost, late and repeated messages; the peer concerned misses the
+            round. Default: none.
+        rounds: How many rounds are planned, for methods that check it.
+        chunk: Peers that compute side by side; fewer need less memory.
+
+    Example:
+        >>> import covey, numpy as np
+        >>> from covey.engines.peers import Peers
+        >>> x, site = np.linspace(-1, 1, 24)[:, None], np.repeat(list("abcd"), 6)
+        >>> data = covey.FederatedData.from_arrays(x, 2 * x[:, 0], site)
+        >>> method = covey.fedavg(covey.models.linear(), batch_size=None)
+        >>> ring = covey.topology.ring(gossip_steps=2)
+        >>> engine = Peers(method, data, topology=ring, seed=0)
+        >>> state, metrics = engine.advance(engine.start(), 3)
+        >>> metrics[-1]["bits_up"]  # two floats to two neighbours, twice, from four peers
+        1024
+
+    Reference: Marfoq et al. (2021), Federated multi-task learning under a mixture of
+    distributions, section 3.3 and algorithm 2.
     """
 
     def __init__(
@@ -109,66 +130,37 @@ class Peers(Vectorised):
         rounds: int | None = None,
         chunk: int = 32,
     ):
-        if algorithm.hooks.adapt_before_evaluation:
-            raise ValueError(
-                f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; "
-                "use engine='simulate'"
-            )
-        if isinstance(algorithm.posterior.shared, Chains):
-            raise ValueError(
-                f"{algorithm.name} samples with a server and cannot run between peers; use "
-                "engine='simulate'"
-            )
+        _check(algorithm, topology)
         self.data = data
+        # Uploads stay where they are computed: the channel is for the states that peers send.
         self.setup = setup_of(
-            algorithm,
-            data,
-            seed=seed,
-            cohort=cohort,
-            channel=channel,
-            faults=faults,
-            rounds=rounds,
+            algorithm, data, seed=seed, cohort=cohort, channel=None, faults=faults, rounds=rounds
         )
-        self.mixing = jnp.asarray(topology(data.clients), float)
         shapes = self.setup.shapes
-        self.bits = tree.bits(shapes.server) + self.setup.sizes.up
+        self.mixing = jnp.asarray(topology(data.clients), float)
+        message, _ = gossip.floats_and_rest(shapes.server)
+        self.gossip = gossip.gossip_of(topology, len(self.mixing), channel, message)
         self.chunk = min(chunk, data.clients)
         self.rows = DeviceRows(data)
         self.ids = jnp.asarray(data.ids, jnp.int32)
         everyone = self.rows.view(np.arange(data.clients), "train")
-        capacity = bucket_size(int(max(everyone.counts, default=1)))
-        self.storage = shard_of(everyone, capacity)
+        self.storage = shard_of(everyone, bucket_size(int(max(everyone.counts, default=1))))
         self.evaluator = Evaluator(_of_peers(algorithm), self.setup.root, self.chunk)
-        self.like = Node(Peer(shapes.server, shapes.node.state), shapes.node.channel)
+        copies = gossip.first_copies(self.gossip, message)
+        self.like = Node(Peer(shapes.server, shapes.node.state), copies)
+        need_linear(self.setup, self.storage)
+        self.total = total_weight(self.setup, self.storage)
+        self.typical = typical_weight(self.setup)
         self.compiled = jax.jit(self._block)
-        _need_linear(self)
 
-    def start(self) -> PeersState:
-        """Before the first round: all peers start from the same state."""
-        server = self.setup.first_server()
-        nodes = jax.tree.map(lambda s: jnp.zeros((self.data.clients, *s.shape), s.dtype), self.like)
-        copies = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (self.data.clients, *leaf.shape)), server
-        )
-        nodes = nodes._replace(state=nodes.state._replace(server=copies))
-        return PeersState(0, server, nodes, jnp.zeros(self.data.clients, bool))
-
-    def advance(self, state: PeersState, count: int) -> tuple[PeersState, list[Line]]:
-        """Run `count` rounds. The new state, and one row of metrics per round."""
-        lines: list[Line] = []
-        while count > 0:
-            first, some = state.round, min(count, BLOCK)
-            nodes, seen, (record, gossip) = self.compiled(
-                first, some, state.nodes, state.seen, self.storage, self.mixing
-            )
-            state = PeersState(first + some, _mean(nodes.state.server), nodes, seen)
-            record, gossip = jax.device_get((record, gossip))
-            new = as_lines(first, some, record, Sizes(0, 0, 0, 0), lines)
-            for line, consensus, messages in zip(new, *gossip, strict=False):
-                line["bits_up"], line["consensus"] = int(self.bits * messages), float(consensus)
-            lines += new
-            count -= some
-        return state, lines
+    def start(self) -> EngineState:
+        """The state before the first round: all peers start from the same state."""
+        clients, server = self.data.clients, self.setup.first_server()
+        nodes = jax.tree.map(lambda s: jnp.zeros((clients, *s.shape), s.dtype), self.like)
+        states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), server)
+        copies = gossip.first_copies(self.gossip, gossip.floats_and_rest(states)[0])
+        nodes = Node(nodes.state._replace(server=states), copies)
+        return EngineState(0, server, nodes, jnp.zeros(clients, bool))
 
     def query(self, statistic: Statistic, index: int = 0) -> PyTree:
         """An error: a sum over all clients needs somebody who adds it up."""
@@ -177,136 +169,134 @@ class Peers(Vectorised):
             "engine='simulate'"
         )
 
-    def _take(self, state: PeersState, positions: np.ndarray) -> Node:
-        return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
-
-    def _down(self, state: PeersState) -> State:
-        """The mean over peers, for unseen clients; peers predict with their own."""
-        return state.server
-
-    def snapshot(self, state: PeersState) -> Snapshot:
+    def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
         return Snapshot(np.int64(state.round), state.server, state.nodes, np.asarray(state.seen))
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        return snapshot_like(
-            self.setup.shapes.server, stacked_like(self.like, self.data.clients), self.data.clients
-        )
+        clients = self.data.clients
+        return snapshot_like(self.setup.shapes.server, stacked_like(self.like, clients), clients)
 
-    def restore(self, snapshot: Snapshot) -> PeersState:
+    def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
         arrays = jax.tree.map(jnp.asarray, (snapshot.server, snapshot.nodes, snapshot.seen))
-        return PeersState(int(snapshot.round), *arrays)
+        return EngineState(int(snapshot.round), *arrays)
 
-    def _block(self, first, number, nodes, seen, storage, mixing):
-        def body(place, carry):
-            nodes, seen, records = carry
-            nodes, seen, record = self._round(first + place, nodes, seen, storage, mixing)
-            return (
-                nodes,
-                seen,
-                jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record),
-            )
+    def _take(self, state: EngineState, positions: np.ndarray) -> Node:
+        return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
 
-        *_, record = jax.eval_shape(self._round, first, nodes, seen, storage, mixing)
-        records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
-        return jax.lax.fori_loop(0, number, body, (nodes, seen, records))
+    def _down(self, state: EngineState) -> State:
+        """The mean over peers, for unseen clients; peers predict with their own."""
+        return state.server
+
+    def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, Any]:
+        (nodes, seen), record = self.compiled(
+            state.round, count, state.nodes, state.seen, self.storage, self.mixing
+        )
+        return EngineState(state.round + count, _mean(nodes.state.server), nodes, seen), record
+
+    def _block(self, first, count, nodes, seen, storage, mixing):
+        def one_round(t, nodes, seen):
+            return self._round(t, nodes, seen, storage, mixing)
+
+        return repeated(one_round, first, count, (nodes, seen))
+
+    def _lines(self, first: int, count: int, record: Any, before: Sequence[Line]) -> list[Line]:
+        of_clients, exchange = record
+        lines = as_lines(first, count, of_clients, Sizes(0, 0, 0, 0), before)
+        for line, consensus, messages in zip(lines, *exchange, strict=False):
+            line["bits_up"] = self.gossip.bits * int(messages)
+            line["bytes_up"] = self.gossip.bytes * int(messages)
+            line["consensus"] = float(consensus)
+        return lines
 
     def _round(self, t, nodes, seen, storage, mixing):
-        here, counts = self._present(t)
-        ups, counted, new, infos, finite = self._computed(t, nodes, seen, here, storage)
-        good, bad = here & finite, here & ~finite
-        weights = absent_kept(mixing[t % len(mixing)], good)
-        servers = self._stepped(t, weights, nodes.state.server, ups, counted)
-        kept = Node(Peer(servers.state, new.state), new.channel)
-        nodes = jax.vmap(tree.where)(good, kept, nodes)
-        clients = jnp.sum(good, dtype=jnp.int32)
+        here, shares, counts = self._present(t)
+        stepped = self._stepped(t, nodes, seen, here, shares, storage)
+        good, bad = here & stepped.finite, here & ~stepped.finite
+        nodes, messages = self._mixed(
+            t, jax.vmap(tree.where)(good, stepped.node, nodes), good, mixing
+        )
         counts = counts._replace(
-            clients=clients,
+            clients=jnp.sum(good, dtype=jnp.int32),
             diverged=jnp.sum(bad, dtype=jnp.int32),
             diverged_id=jnp.max(jnp.where(bad, self.ids, -1)),
         )
-        record = Record(counts, _mean_of(good, infos), _mean_of(good, servers.info))
-        messages = jnp.sum((weights > 0) & ~jnp.eye(len(good), dtype=bool), dtype=float)
-        distance = _distance(jax.vmap(self.setup.algorithm.broadcast)(nodes.state.server))
-        return nodes, seen | good, (record, Gossip(distance, messages))
+        infos = (_mean_of(good, info) for info in (stepped.client_info, stepped.server_info))
+        downs = jax.vmap(self.setup.algorithm.broadcast)(nodes.state.server)
+        exchange = Exchange(gossip.consensus_distance(downs), messages)
+        return nodes, seen | good, (Record(counts, *infos), exchange)
 
-    def _present(self, t) -> tuple[Bool[Array, " peers"], Counts]:
-        """Who takes part in round t."""
+    def _present(self, t) -> tuple[Bool[Array, " peers"], Float[Array, " peers"], Counts]:
+        """Who takes part in round t, and the weights r_i that correct for who does so rarely."""
         slots, counts = call_up(self.setup, self.setup.root, t, self.ids)
-        return jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on), counts
+        here = jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on)
+        weights = jnp.zeros(self.data.clients).at[slots.index].add(slots.weight * slots.on)
+        return here, weights / self.typical, counts
 
-    def _computed(self, t, nodes, seen, here, storage):
-        """What everyone computes: uploads as they are heard, own states, infos, and whether all is
-        finite.
-        """
+    def _stepped(self, t, nodes, seen, here, shares, storage) -> Stepped:
+        """What every peer computes, and its own step."""
         algorithm, channel, root = self.setup.algorithm, self.setup.channel, self.setup.root
+        key = key_for(root, Stream.SERVER, t)
 
-        def one(client_id, server, own, channel_state, known, start, count):
+        def one(client_id, node, known, share, start, count):
             data = Shard(storage.rows, start, count, storage.capacity)
-            down = algorithm.broadcast(server)
+            down = algorithm.broadcast(node.state.server)
             first = first_node(algorithm, channel, root, client_id, down, data)
-            node = tree.where(known, Node(own, channel_state), first)
-            sent, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
+            client = first._replace(state=tree.where(known, node.state.own, first.state))
+            sent, client, info = node_round(
+                algorithm, channel, root, t, client_id, down, client, data
+            )
             up, weight = received(channel, sent)
-            return up, weight, node, info, tree.is_finite((up, weight, node))
+            sums = alone(up, share * weight, len(here), self.total)
+            server, server_info = algorithm.server(key, node.state.server, sums)
+            new = node._replace(state=Peer(server, client.state))
+            return Stepped(new, info, server_info, tree.is_finite((up, weight, new)))
 
-        arguments = (
-            self.ids,
-            nodes.state.server,
-            nodes.state.own,
-            nodes.channel,
-            seen,
-            storage.start,
-        )
         count = jnp.where(here, storage.count, 0)
-        return jax.lax.map(lambda peer: one(*peer), (*arguments, count), batch_size=self.chunk)
+        arguments = (self.ids, nodes, seen, shares, storage.start, count)
+        return jax.lax.map(lambda peer: one(*peer), arguments, batch_size=self.chunk)
 
-    def _stepped(self, t, weights, servers, ups, counted):
-        """The server's step of every peer, from its neighbourhood.
-
-        Uploads count by their weights over the mean weight of all peers, not over that of the
-        neighbourhood: then the mean over peers moves by the weighted mean, on any graph.
-        """
-        count = jnp.asarray(len(weights), float)
-        key = key_for(self.setup.root, Stream.SERVER, t)
-        total = count * jnp.mean(counted)
-
-        def one(own, mine):
-            weighted = tree.weighted_sum(count * mine * counted, ups)
-            plain = tree.weighted_sum(count * mine, ups)
-            mixed = jax.tree.map(partial(_mixed, mine), servers, own)
-            aggregate = Aggregate(weighted, plain, total, count)
-            return Stepped(*self.setup.algorithm.server(key, mixed, aggregate))
-
-        return jax.lax.map(lambda peer: one(*peer), (servers, weights), batch_size=self.chunk)
+    def _mixed(self, t, nodes: Node, good, mixing) -> tuple[Node, Int[Array, ""]]:
+        """Peers after the round's exchanges, and the number of messages."""
+        floats, rest = gossip.floats_and_rest(nodes.state.server)
+        mixed = gossip.mix(
+            self.gossip, mixing, self.setup.root, t, self.ids, good, floats, nodes.channel
+        )
+        # The round is the same for all: who was absent counts it too.
+        rest = jax.tree.map(
+            lambda leaf: jnp.where(jnp.any(good), leaf[jnp.argmax(good)], leaf), rest
+        )
+        server = gossip.joined(mixed.states, rest)
+        return Node(nodes.state._replace(server=server), mixed.copies), mixed.messages
 
 
-def absent_kept(
-    mixing: Float[Array, "peers peers"], present: Bool[Array, " peers"]
-) -> Float[Array, "peers peers"]:
-    """The matrix among those present: who is absent mixes with nobody, and others keep its weight
-    for themselves.
-    """
-    between = jnp.where(present[:, None] & present & ~jnp.eye(len(mixing), dtype=bool), mixing, 0.0)
-    return between + jnp.diag(1 - between.sum(1))
-
-
-def _mixed(weights: Float[Array, " peers"], all_: Array, own: Array) -> Array:
-    """Floats are mixed; counters and the like are a peer's own."""
-    return tree.weighted_sum(weights, all_) if jnp.issubdtype(own.dtype, jnp.floating) else own
+def _check(algorithm: Algorithm, topology: object) -> None:
+    """An error for a method that needs a server, and for what is no topology."""
+    if not isinstance(topology, Topology):
+        raise TypeError(
+            "a topology from covey.topology is needed, e.g. covey.topology.ring(), got "
+            f"{topology!r}"
+        )
+    if algorithm.hooks.adapt_before_evaluation:
+        raise ValueError(
+            f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; "
+            "use engine='simulate'"
+        )
+    if isinstance(algorithm.posterior.shared, Chains):
+        raise ValueError(
+            f"{algorithm.name} samples with a server and cannot run between peers; use "
+            "engine='simulate'"
+        )
 
 
 def _mean(stacked: PyTree) -> PyTree:
-    """The mean over peers; of what cannot be averaged, the most advanced."""
-    return jax.tree.map(
-        lambda leaf: (
-            jnp.mean(leaf, axis=0)
-            if jnp.issubdtype(leaf.dtype, jnp.floating)
-            else jnp.max(leaf, axis=0)
-        ),
-        stacked,
+    """The mean over peers; counters are the same for all."""
+    floats, rest = gossip.floats_and_rest(stacked)
+    return gossip.joined(
+        jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), floats),
+        jax.tree.map(lambda leaf: leaf[0], rest),
     )
 
 
@@ -317,18 +307,9 @@ def _mean_of(good: Bool[Array, " peers"], infos: PyTree) -> PyTree:
     return jax.tree.map(lambda total: mean_or_nan(total, jnp.sum(good)), totals)
 
 
-def _distance(stacked: PyTree) -> Float[Array, ""]:
-    """The root mean square over peers of the distance to their mean."""
-    floats = [leaf for leaf in jax.tree.leaves(stacked) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    squares = [jnp.sum((leaf - jnp.mean(leaf, axis=0)) ** 2) / leaf.shape[0] for leaf in floats]
-    return jnp.sqrt(jnp.sum(jnp.stack(squares))) if squares else jnp.zeros(())
-
-
 def _of_peers(algorithm: Algorithm) -> Algorithm:
-    """The method as peers evaluate it: what a client would be sent, a peer has. Newcomers are given
-    a state to start from.
-    """
-    draws = algorithm.posterior.client
+    """The method as peers evaluate it, each with its own state; unseen clients get the mean."""
+    draws, refresh = algorithm.posterior.client, algorithm.refresh
 
     def down(peer):
         return published(algorithm, peer.server)
@@ -339,66 +320,12 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
         adapt=lambda key, server, data: Peer(
             server, algorithm.adapt(key, published(algorithm, server), data)
         ),
+        refresh=None
+        if refresh is None
+        else lambda key, _, peer, data: peer._replace(own=refresh(key, down(peer), peer.own, data)),
         posterior=algorithm.posterior._replace(
             client=None
             if draws is None
             else lambda key, _, peer, data, count: draws(key, down(peer), peer.own, data, count)
         ),
     )
-
-
-def _need_linear(engine: Peers) -> None:
-    """A ValueError for a method whose server's step is not linear in the sum of the uploads.
-
-    Seen at three points on a line through the uploads of two clients, cut to as many rows so that
-    they weigh the same.
-    """
-    algorithm, channel, data = engine.setup.algorithm, engine.setup.channel, engine.data
-    if data.clients < 2:
-        return
-    rows = int(data.counts("train")[:2].min())
-    number = jnp.asarray(data.clients, float)
-
-    @jax.jit
-    def ends(server, storage):
-        down = algorithm.broadcast(server)
-
-        def upload(place):
-            shard = Shard(storage.rows, storage.start[place], jnp.int32(rows), storage.capacity)
-            node = first_node(algorithm, channel, engine.setup.root, engine.ids[place], down, shard)
-            sent, *_ = node_round(
-                algorithm, channel, engine.setup.root, 0, engine.ids[place], down, node, shard
-            )
-            return channel.decode(sent.payload)
-
-        def stepped(at):
-            total = jax.tree.map(lambda a, b: number * (a + at * (b - a)), upload(0), upload(1))
-            new, _ = algorithm.server(
-                key_for(engine.setup.root, Stream.SERVER, 0),
-                server,
-                Aggregate(total, total, number, number),
-            )
-            return new
-
-        return stepped(-_REACH), stepped(0.0), stepped(_REACH)
-
-    low, middle, high = ends(engine.setup.first_server(), engine.storage)
-    for (path, a), b, c in zip(
-        jax.tree_util.tree_leaves_with_path(low),
-        jax.tree.leaves(middle),
-        jax.tree.leaves(high),
-        strict=True,
-    ):
-        if jnp.issubdtype(a.dtype, jnp.floating) and bool(
-            jnp.any(jnp.abs(b - (a + c) / 2) > 1e-3 * _length(a, b, c))
-        ):
-            raise ValueError(
-                f"{algorithm.name} cannot run between peers: its server's step is not linear in the sum of the uploads "
-                f"({jax.tree_util.keystr(path)}), so that mixing with neighbours would not follow it; give the server a linear "
-                "optimiser such as SGD, or use engine='simulate'"
-            )
-
-
-def _length(low: Array, middle: Array, high: Array) -> Float[Array, ""]:
-    """How large the numbers of a leaf are that are compared."""
-    return jnp.max(jnp.abs(jnp.stack([low, middle, high]))) + jnp.finfo(low.dtype).tiny

@@ -1,4 +1,4 @@
-"""What an engine reports of a round, in plain numbers, and the error when a round leads nowhere."""
+"""What an engine reports of a round, and the error for a round without usable uploads."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,12 +11,12 @@ from jaxtyping import Array, Float, Int
 from covey.core.algorithm import Info
 
 Line: TypeAlias = dict[str, float | int]
-# One round's number inside jit, those of many rounds stacked, or a plain number on the host.
+# The count of one round inside jit, those of many rounds stacked, or an integer on the host.
 Whole: TypeAlias = int | Int[Array | np.ndarray, "*rounds"] | np.integer
 
 
 class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
-    """Every client of a round returned numbers that are not finite.
+    """Every client of a round returned values that are not finite.
 
     lines: the metrics of the rounds before it.
     client_id: one of these clients.
@@ -33,7 +33,7 @@ class Counts(NamedTuple):
     contacted: in the cohort.
     clients: their uploads are in the aggregate.
     lost_down, lost_up, late, repeated: see `core.faults`.
-    diverged: sent numbers that are not finite, and were left out.
+    diverged: sent values that are not finite, and were left out.
     diverged_id: the id of one of these, or -1.
     """
 
@@ -73,27 +73,27 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
     """One line of the metrics; rounds are counted from 1. Raises `Diverged` where nothing usable
     came back.
     """
-    number = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
-    if number["diverged"] and not number["clients"]:
+    count = {name: int(value) for name, value in zip(Counts._fields, record.counts, strict=True)}
+    if count["diverged"] and not count["clients"]:
         raise Diverged(
-            f"round {round_}: none of the {number['diverged']} uploads was finite",
-            client_id=number["diverged_id"],
+            f"round {round_}: none of the {count['diverged']} uploads was finite",
+            client_id=count["diverged_id"],
         )
-    sent_down = number["contacted"] + number["repeated"]
-    sent_up = sum(number[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
+    sent_down = count["contacted"] + count["repeated"]
+    sent_up = sum(count[name] for name in ("clients", "diverged", "lost_up", "late", "repeated"))
     line: Line = {
         "round": round_,
-        "clients": number["clients"],
-        "lost": number["lost_down"] + number["lost_up"],
-        "late": number["late"],
-        "diverged": number["diverged"],
+        "clients": count["clients"],
+        "lost": count["lost_down"] + count["lost_up"],
+        "late": count["late"],
+        "diverged": count["diverged"],
         "bits_down": sizes.down * sent_down,
         "bits_up": sizes.up * sent_up,
         "bytes_down": sizes.down_message * sent_down,
         "bytes_up": sizes.up_message * sent_up,
     }
-    if number["diverged"]:
-        line["diverged_id"] = number["diverged_id"]
+    if count["diverged"]:
+        line["diverged_id"] = count["diverged_id"]
     for info in (record.client, record.server):
         line |= {
             name: float(np.asarray(value)) for name, value in zip(info._fields, info, strict=True)
@@ -102,16 +102,16 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
 
 
 def as_lines(
-    first: int, number: int, records: Record, sizes: Sizes, before: Sequence[Line] = ()
+    first: int, count: int, records: Record, sizes: Sizes, before: Sequence[Line] = ()
 ) -> list[Line]:
     """Lines of stacked records of the rounds after round `first`; `before` are earlier lines, for
     `Diverged` to keep.
     """
     lines: list[Line] = []
-    for place in range(number):
-        one = jax.tree.map(lambda leaf, at=place: leaf[at], records)
+    for index in range(count):
+        one = jax.tree.map(lambda leaf, at=index: leaf[at], records)
         try:
-            lines.append(as_line(first + place + 1, one, sizes))
+            lines.append(as_line(first + index + 1, one, sizes))
         except Diverged as error:
             error.lines = [*before, *lines]
             raise

@@ -24,6 +24,8 @@ from covey.core.shard import Shard
 from covey.engines.record import Counts, Record, mean_or_nan
 from covey.engines.setup import Setup, Shapes
 
+BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
+
 
 class Slots(NamedTuple):
     """Some clients of a cohort: position in the data, stable id, weight, and whether they run and
@@ -67,17 +69,17 @@ def call_up(
     else:  # a draw for each of a million clients is not for nothing
         fates = jnp.full(client_ids.shape, fate_of.ARRIVES)
 
-    def number(kind):
+    def count_of(kind):
         return jnp.sum(cohort.mask & (fates == kind), dtype=jnp.int32)
 
     on = cohort.mask & ((fates == fate_of.ARRIVES) | (fates == fate_of.REPEATED))
     counts = Counts(
         contacted=jnp.sum(cohort.mask, dtype=jnp.int32),
         clients=jnp.sum(on, dtype=jnp.int32),
-        lost_down=number(fate_of.LOST_DOWN),
-        lost_up=number(fate_of.LOST_UP),
-        late=number(fate_of.LATE),
-        repeated=number(fate_of.REPEATED),
+        lost_down=count_of(fate_of.LOST_DOWN),
+        lost_up=count_of(fate_of.LOST_UP),
+        late=count_of(fate_of.LATE),
+        repeated=count_of(fate_of.REPEATED),
         diverged=jnp.int32(0),
         diverged_id=jnp.int32(-1),
     )
@@ -180,6 +182,32 @@ def close_round(
     return tree.where(heard, new, server), Record(counts, client_info, server_info)
 
 
+def repeated(
+    one_round: Callable[..., tuple], first: Integer, count: Integer, carry: tuple
+) -> tuple[tuple, PyTree]:
+    """Several rounds in one compiled loop.
+
+    Args:
+        one_round: (t, *carry) -> (*carry, record), one round.
+        first: The first round (t).
+        count: How many rounds; at most `BLOCK`.
+        carry: What rounds hand on to each other.
+
+    Returns:
+        The carry after the last round, and the records stacked; there is room for `BLOCK` of them.
+    """
+
+    def body(index, at):
+        carry, records = at
+        *carry, record = one_round(first + index, *carry)
+        put = jax.tree.map(lambda all_, one: all_.at[index].set(one), records, record)
+        return tuple(carry), put
+
+    *_, record = jax.eval_shape(one_round, first, *carry)
+    records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
+    return jax.lax.fori_loop(0, count, body, (carry, records))
+
+
 def for_the_lost(aggregate: Aggregate, counts: Counts) -> Aggregate:
     """Weighted sums scaled up by contacted over heard: those who were not heard stand for others.
 
@@ -209,9 +237,9 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
     largest = np.sort(counts)[::-1][:slots:chunk]
     capacities = [bucket_size(int(rows)) for rows in largest]
     edges = [
-        place
-        for place in range(len(capacities))
-        if not place or capacities[place] != capacities[place - 1]
+        index
+        for index in range(len(capacities))
+        if not index or capacities[index] != capacities[index - 1]
     ]
     ends = [*edges[1:], len(capacities)]
     return [

@@ -94,7 +94,8 @@ def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
         )
     if storage == "device" and len(leaves[0]) >= 2**31:
         raise ValueError(
-            f"{len(leaves[0])} rows are more than an index on the device can count; use storage='host'"
+            f"{len(leaves[0])} rows are more than an index on the device can count; use "
+            "storage='host'"
         )
     return storage
 
@@ -115,7 +116,8 @@ def need_rows(data: FederatedData, split: Split) -> None:
     """An error where no client has rows of the split."""
     if not data.counts(split).any():
         raise ValueError(
-            f"the data have no {split} rows: split them first, e.g. data.split(validation=0.2, test=0.2, seed=0)"
+            f"the data have no {split} rows: split them first, e.g. data.split(validation=0.2, "
+            "test=0.2, seed=0)"
         )
 
 

@@ -8,7 +8,7 @@ through the same function one dispatch each.
 
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +24,15 @@ from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.engines import round as rounds
-from covey.engines.engine import Vectorised, query_method
+from covey.engines.engine import EngineState, Vectorised, query_method
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.record import Line, as_lines
 from covey.engines.rows import DeviceRows, Storage, View, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
-BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
 CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
-LARGE_UPLOAD = 50_000  # numbers; above, clients run one by one
-
-
-class EngineState(NamedTuple):
-    """Where a run stands: a value with rows on the device; with rows on the host the nodes belong
-    to the engine and move on.
-    """
-
-    round: int
-    server: State
-    nodes: Node | None
-    seen: np.ndarray | jax.Array
+LARGE_UPLOAD = 50_000  # values; above, clients run one by one
 
 
 class Simulation(Vectorised):
@@ -94,17 +81,8 @@ class Simulation(Vectorised):
         """The state before the first round."""
         return self.driver.start(self.setup.first_server())
 
-    def advance(self, state: EngineState, count: int) -> tuple[EngineState, list[Line]]:
-        """Run `count` rounds; the new state, and one row of metrics per round."""
-        lines: list[Line] = []
-        while count > 0:
-            first = state.round
-            state, record = self.driver.block(state, min(count, BLOCK))
-            lines += as_lines(
-                first, state.round - first, jax.device_get(record), self.setup.sizes, lines
-            )
-            count -= state.round - first
-        return state, lines
+    def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
+        return self.driver.block(state, count)
 
     def query(self, statistic: Statistic, index: int = 0) -> PyTree:
         """The sum over all clients of a statistic of their training rows."""
@@ -172,18 +150,18 @@ class _Resident:
         )
         return EngineState(0, server, nodes, jnp.zeros(clients, bool))
 
-    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+    def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         server, nodes, seen, record = self.compiled(
             self.engine.setup.root,
             state.round,
-            number,
+            count,
             state.server,
             state.nodes,
             state.seen,
             self.storage,
             self.engine.ids,
         )
-        return EngineState(state.round + number, server, nodes, seen), record
+        return EngineState(state.round + count, server, nodes, seen), record
 
     def take(self, state: EngineState, positions: np.ndarray) -> Node:
         return jax.tree.map(lambda leaf: leaf[positions], state.nodes)
@@ -200,24 +178,12 @@ class _Resident:
     def checkpointed(self) -> None:
         pass
 
-    def _block(self, root, first, number, server, nodes, seen, storage, ids):
-        def body(place, carry):
-            server, nodes, seen, records = carry
-            server, nodes, seen, record = self._round(
-                root, first + place, server, nodes, seen, storage, ids
-            )
-            return (
-                server,
-                nodes,
-                seen,
-                jax.tree.map(lambda all_, one: all_.at[place].set(one), records, record),
-            )
+    def _block(self, root, first, count, server, nodes, seen, storage, ids):
+        def one_round(t, server, nodes, seen):
+            return self._round(root, t, server, nodes, seen, storage, ids)
 
-        _, _, _, record = jax.eval_shape(
-            self._round, root, first, server, nodes, seen, storage, ids
-        )
-        records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
-        return jax.lax.fori_loop(0, number, body, (server, nodes, seen, records))
+        carry, record = rounds.repeated(one_round, first, count, (server, nodes, seen))
+        return *carry, record
 
     def _round(self, root, t, server, nodes, seen, storage, ids):
         setup, chunk = self.engine.setup, self.engine.chunk
@@ -298,13 +264,13 @@ class _Streamed:
     def start(self, server: State) -> EngineState:
         return EngineState(0, server, None, np.zeros(self.engine.data.clients, bool))
 
-    def block(self, state: EngineState, number: int) -> tuple[EngineState, rounds.Record]:
+    def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         seen, server, records = np.array(state.seen), state.server, []
-        for t in range(state.round, state.round + number):
+        for t in range(state.round, state.round + count):
             server, record = self._round(t, server, seen)
             records.append(record)
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(records))
-        return EngineState(state.round + number, server, None, seen), stacked
+        return EngineState(state.round + count, server, None, seen), stacked
 
     def _round(self, t: int, server: State, seen: np.ndarray) -> tuple[State, rounds.Record]:
         engine, root = self.engine, self.engine.setup.root
@@ -321,9 +287,18 @@ class _Streamed:
             where = np.asarray(some.index)
             old = self.store.take(where)
             tally, nodes, good = self.chunk_round(
-                root, t, down, some, old, seen[where], view.rows, view.starts[here], view.counts[here], tally,
+                root,
+                t,
+                down,
+                some,
+                old,
+                seen[where],
+                view.rows,
+                view.starts[here],
+                view.counts[here],
+                tally,
                 capacity=rounds.bucket_size(int(view.counts[at])),
-            )  # fmt: skip
+            )
             # Only stateful clients need the answer now; without state the chunks queue up behind
             # one another.
             if self.stateful:

@@ -48,6 +48,7 @@ class Programs:
         self.first_node = jax.jit(partial(first_node, algorithm, channel))
         self.node_round = jax.jit(partial(_answer, algorithm, channel))
         self.adapt = jax.jit(algorithm.adapt)
+        self.refresh = None if algorithm.refresh is None else jax.jit(algorithm.refresh)
         self.evaluate = jax.jit(partial(evaluate, algorithm))
         self.predict = jax.jit(algorithm.predict)
         draws = algorithm.posterior.client
@@ -106,22 +107,26 @@ class Site:
         key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
         return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
 
-    def draws(self, t: int, down: Message, number: int, chain: int) -> PyTree:
+    def draws(self, t: int, down: Message, count: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
         if self.programs.draws is None:
             raise ValueError(no_client_posterior(self.programs.algorithm))
         key = jax.random.fold_in(
             key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain
         )
-        return self.programs.draws(key, down, self.state(t, down), self.data["train"], number)
+        return self.programs.draws(key, down, self.state(t, down), self.data["train"], count)
 
     def state(self, t: int, down: Message) -> State:
-        """What the site predicts with: the state it kept, or one adapted from the broadcast."""
-        if self.node is not None and not self.programs.algorithm.hooks.adapt_before_evaluation:
+        """What the site predicts with: the state it kept, brought up to date by the method; or one
+        adapted from the broadcast.
+        """
+        programs, data = self.programs, self.data["train"]
+        key = key_for(programs.root, Stream.ADAPT, t, self.client_id)
+        if self.node is None or programs.algorithm.hooks.adapt_before_evaluation:
+            return programs.adapt(key, down, data)
+        if programs.refresh is None:
             return self.node.state
-        return self.programs.adapt(
-            key_for(self.programs.root, Stream.ADAPT, t, self.client_id), down, self.data["train"]
-        )
+        return programs.refresh(key, down, self.node.state, data)
 
     def _run(self, t: int, down: Message) -> bytes:
         programs, data = self.programs, self.data["train"]

@@ -1,22 +1,10 @@
 """A Gaussian mixture of rows that stay with their owners, fitted like scikit-learn's
 `GaussianMixture`.
-
-`fit` runs FedEM on the sufficient statistics of `covey.models.gaussian_mixture`. With its default
-options (all rows of all clients, nothing compressed) a round is one step of EM on all rows, so that
-from the same start the fit is scikit-learn's, iteration for iteration, where `ridge` is zero or the
-covariance tied. Otherwise the ridge is a penalty on the likelihood, which gives small components
-more than scikit-learn's `reg_covar` does.
-
-It drives an engine itself, not through `covey.run`: when to stop is decided by the likelihood, that
-of the start included.
-
-Example:
-    mixture = covey.FederatedGaussianMixture(3, covariance_type="full", seed=0).fit(data)
-    labels = mixture.predict(x)
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,47 +36,82 @@ _COVARIANCES: dict[str, Covariance] = {
 _GROUPS = 5  # groups of rows that a client summarises, at least
 
 
+class _Descent(NamedTuple):
+    """One start of EM and where it led."""
+
+    model: LatentModel
+    theta: GaussianMixture
+    lines: list[Line]
+    converged: bool
+    lower_bound: float
+
+
 @dataclass
 class FederatedGaussianMixture:
-    """A Gaussian mixture of the features of all clients' training rows.
+    """Gaussian mixture of the features of all clients' training rows.
+
+    `fit` runs FedEM on the sufficient statistics of `covey.models.gaussian_mixture`. With its
+    default options (all rows of all clients, nothing compressed) a round is one step of EM on the
+    pooled rows, so that from the same start the fit is scikit-learn's, iteration for iteration,
+    where `ridge` is zero or the covariance tied. Otherwise the ridge is a penalty on the
+    likelihood, which gives small components more than scikit-learn's `reg_covar` does. The fit
+    stops by the likelihood.
 
     Args:
-        n_components: the number of components.
-        seed: of everything random.
-        covariance_type: "full", "tied", "diag"; or "known", which is `covariance_init` and stays as
-            it is.
-        rounds: the most rounds, scikit-learn's max_iter.
-        tol: stop when a round has changed the mean log-likelihood of a training row by less.
-        ridge: the penalty on small covariances; see `covey.models.gaussian_mixture`.
-        init: starting means: "kmeans++" among the means of groups of rows that clients share;
-            "random", rows drawn from all clients, which publishes them; or the means.
-        weights_init: starting weights; equal by default.
-        covariance_init: the starting covariance of every component; by default that of all rows, or
-            the identity where the means are given.
-        smallest_group: the fewest rows whose mean a client shares for "kmeans++".
-        batch_size: rows of a client in a round; None is all of them.
-        cohort: who takes part in a round; everyone by default.
-        channel: what uploads pass through; unchanged by default.
-        step_size: of FedEM. None is 1 where every round sees all rows of all clients as they are,
-            and 0.1 otherwise.
-        decay: the step sizes fall like 1 / round^decay; with minibatches, above 0.5 averages their
-            noise out.
-        memory_rate: alpha of FedEM; None is 1 / (1 + omega) of the channel.
+        n_components: Components of the mixture.
+        seed: Seed of everything random.
+        covariance_type: "full" (default), "tied" or "diag", as in scikit-learn; or "known", which
+            is `covariance_init` and stays as it is.
+        n_init: Starts of EM, of which the one with the largest likelihood is kept. Default 1; more
+            where fits from other seeds differ.
+        rounds: The most rounds per start (scikit-learn's max_iter). Default 100.
+        tol: A fit stops when a round changes the mean log-likelihood of a training row by less.
+            Default 1e-3.
+        ridge: Penalty on small covariances. Default 1e-6; see `covey.models.gaussian_mixture`.
+        init: Starting means: "kmeans++" (default) among the means of groups of rows that clients
+            share; "random" rows drawn from all clients, which publishes them; or the means.
+        weights_init: Starting weights. Default: equal.
+        covariance_init: Starting covariance of every component. Default: that of all rows, or the
+            identity where the means are given.
+        smallest_group: The fewest rows whose mean a client shares for "kmeans++". Default 5.
+        batch_size: Rows per client and round. Default: all.
+        cohort: Who takes part in a round. Default: everyone.
+        channel: What uploads pass through. Default: unchanged.
+        step_size: Step of FedEM (gamma). Default: 1 where every round sees all rows of all clients
+            as they are, and 0.1 otherwise.
+        decay: Steps fall like 1 / round^decay. Default 0; with minibatches, above 0.5 averages
+            their noise out.
+        memory_rate: Rate at which client memories learn (alpha of FedEM). Default:
+            1 / (1 + omega) of the channel.
 
     Attributes:
-        weights_, means_, covariances_: the mixture. covariances_ is one matrix (tied, known), one a
-            component, or diagonals.
-        converged_: whether `tol` was reached within `rounds`.
-        n_iter_: rounds that were made.
-        lower_bound_: the mean log-likelihood of a training row as the last round found it, before
+        weights_: The components' weights.
+        means_: The components' means.
+        covariances_: One matrix (tied, known), one per component (full), or diagonals (diag).
+        converged_: Whether `tol` was reached within `rounds`.
+        n_iter_: Rounds of the best start.
+        lower_bound_: The mean log-likelihood of a training row as the last round found it, before
             its step.
-        history_: a line a round: who took part, bits, `lower_bound`.
+        history_: One row per round: who took part, bits, `lower_bound`.
+
+    Example:
+        >>> import numpy as np, covey
+        >>> rng = np.random.default_rng(0)
+        >>> rows = {"a": rng.normal(-3, 1, (40, 1)), "b": rng.normal(3, 1, (60, 1))}
+        >>> mixture = covey.FederatedGaussianMixture(2, seed=0).fit(rows)
+        >>> sorted(round(float(weight), 1) for weight in mixture.weights_)
+        [0.4, 0.6]
+
+    Reference: Dieuleveut, Fort, Moulines and Robin (2021), Federated expectation maximization with
+    heterogeneity mitigation and variance reduction; k-means++ is that of Arthur and Vassilvitskii
+    (2007).
     """
 
     n_components: int
     _: KW_ONLY
     seed: int
     covariance_type: CovarianceType = "full"
+    n_init: int = 1
     rounds: int = 100
     tol: float = 1e-3
     ridge: float = 1e-6
@@ -105,32 +128,38 @@ class FederatedGaussianMixture:
     decay: float = 0.0
     memory_rate: float | None = None
 
-    def fit(self, data: FederatedData) -> "FederatedGaussianMixture":
-        """Fit to the training rows. Returns itself."""
+    def fit(
+        self, data: FederatedData | Mapping[str, np.ndarray | pd.DataFrame]
+    ) -> "FederatedGaussianMixture":
+        """Fit to the training rows.
+
+        Args:
+            data: The clients' data, the outcomes of which are not used; or simply each client's
+                rows of features by its name.
+
+        Returns:
+            The mixture itself.
+        """
+        data = data if isinstance(data, FederatedData) else _without_outcome(data)
         self._check(data)
-        model = self._model(data)
-        engine = self._engine(model, data)
-        state, lines = engine.start(), list[Line]()
-        before, now, moved = -np.inf, _mean_log_likelihood(engine, state), True
-        self.converged_ = False
-        while not self.converged_ and len(lines) < self.rounds:
-            state, (line,) = engine.advance(state, 1)
-            lines.append(line | {"lower_bound": now})
-            # A round in which nobody took part says nothing about convergence.
-            self.converged_ = moved and abs(now - before) < self.tol
-            before, now, moved = now, _mean_log_likelihood(engine, state), line["clients"] > 0
-        theta: GaussianMixture = state.server.theta
-        self.weights_, self.means_, self.covariances_ = (np.asarray(leaf) for leaf in theta)
-        self.n_iter_, self.lower_bound_, self.history_ = len(lines), before, pd.DataFrame(lines)
-        self._fitted = model, theta
+        first, *others = self._models(data)
+        engine = self._engine(first, data)
+        best = self._descend(engine, first)
+        for model in others:
+            other = self._descend(engine, model)
+            best = other if other.lower_bound > best.lower_bound else best
+        self.weights_, self.means_, self.covariances_ = (np.asarray(leaf) for leaf in best.theta)
+        self.converged_, self.lower_bound_ = best.converged, best.lower_bound
+        self.n_iter_, self.history_ = len(best.lines), pd.DataFrame(best.lines)
+        self._fitted = best.model, best.theta
         return self
 
     def predict_proba(
         self, x: Shaped[np.ndarray | Array, " rows *features"]
     ) -> Float[np.ndarray, "rows components"]:
-        """The probability of each component, for each row."""
+        """The probability of each component, one row per row of x."""
         model, theta = self._fit()
-        return np.asarray(model.predictive(theta, self._numbers(x)).mean)
+        return np.asarray(model.predictive(theta, self._features(x)).mean)
 
     def predict(self, x: Shaped[np.ndarray | Array, " rows *features"]) -> Int[np.ndarray, " rows"]:
         """The most probable component of each row."""
@@ -141,8 +170,8 @@ class FederatedGaussianMixture:
     ) -> Float[np.ndarray, " rows"]:
         """The log-likelihood of each row."""
         model, theta = self._fit()
-        numbers = self._numbers(x)
-        return np.asarray(model.log_likelihood(theta, Rows(numbers, jnp.zeros(len(numbers)))))
+        rows = self._features(x)
+        return np.asarray(model.log_likelihood(theta, Rows(rows, jnp.zeros(len(rows)))))
 
     def score(self, x: Shaped[np.ndarray | Array, " rows *features"]) -> float:
         """The mean log-likelihood of a row."""
@@ -151,7 +180,8 @@ class FederatedGaussianMixture:
     def _check(self, data: FederatedData) -> None:
         if self.covariance_type not in _COVARIANCES:
             raise ValueError(
-                f"covariance_type must be one of {', '.join(_COVARIANCES)}, got {self.covariance_type!r}"
+                f"covariance_type must be one of {', '.join(_COVARIANCES)}, "
+                f"got {self.covariance_type!r}"
             )
         if isinstance(self.init, str) and self.init not in ("kmeans++", "random"):
             raise ValueError(
@@ -161,30 +191,61 @@ class FederatedGaussianMixture:
             raise ValueError(
                 f"rounds must be at least 1 and tol at least 0, got {self.rounds} and {self.tol:g}"
             )
+        if self.n_init < 1 or (self.n_init > 1 and not isinstance(self.init, str)):
+            raise ValueError(
+                f"n_init must be at least 1, and 1 where the means are given as init, as all "
+                f"starts would be the same; got {self.n_init}"
+            )
         if np.isnan(data.rows.x).any():
             raise ValueError(
-                "these rows have missing features; fill them, e.g. by data.standardised(), or leave those rows out"
+                "these rows have missing features; fill them, e.g. by data.standardised(), or "
+                "leave those rows out"
             )
 
-    def _model(self, data: FederatedData) -> LatentModel:
-        means, covariance = self.init, self.covariance_init
-        if isinstance(means, str):
+    def _models(self, data: FederatedData) -> list[LatentModel]:
+        """The model at each of the starts."""
+        init, covariance = self.init, self.covariance_init
+        if not isinstance(init, str):
+            means = [init]
+        else:
             groups = max(_GROUPS, self.n_components)
             summary = summarise(data, groups=groups, at_least=self.smallest_group, seed=self.seed)
-            if means == "kmeans++":
-                means = summary.starting_means(self.n_components, seed=self.seed)
+            seeds = [self.seed, *(_seed(self.seed, start) for start in range(1, self.n_init))]
+            if init == "kmeans++":
+                means = [summary.starting_means(self.n_components, seed=seed) for seed in seeds]
             else:
-                means = random_rows(data, self.n_components, seed=self.seed)
+                means = [random_rows(data, self.n_components, seed=seed) for seed in seeds]
             if covariance is None and self.covariance_type != "known":
-                covariance = summary.covariance + self.ridge * np.eye(means.shape[1])
-        return gaussian_mixture(
-            components=self.n_components,
-            covariance=_COVARIANCES[self.covariance_type],
-            ridge=self.ridge,
-            weights=self.weights_init,
-            means=means,
-            start_covariance=covariance,
-        )
+                covariance = summary.covariance + self.ridge * np.eye(len(summary.mean))
+        return [
+            gaussian_mixture(
+                components=self.n_components,
+                covariance=_COVARIANCES[self.covariance_type],
+                ridge=self.ridge,
+                weights=self.weights_init,
+                means=each,
+                start_covariance=covariance,
+            )
+            for each in means
+        ]
+
+    def _descend(self, engine: Simulation, model: LatentModel) -> _Descent:
+        """EM from the start of the model, with the engine of a model that differs in its start
+        only.
+        """
+        theta = model.init(root_key(self.seed), engine.data.spec)
+        state = engine.start()
+        server = state.server._replace(theta=theta, statistics=model.expected(theta))
+        state, lines = state._replace(server=server), list[Line]()
+        before, now, moved = -np.inf, _mean_log_likelihood(engine, state), True
+        converged = False
+        while not converged and len(lines) < self.rounds:
+            state, (line,) = engine.advance(state, 1)
+            lines.append(line | {"lower_bound": now})
+            # A round in which nobody took part says nothing about convergence.
+            converged = moved and abs(now - before) < self.tol
+            before, now, moved = now, _mean_log_likelihood(engine, state), line["clients"] > 0
+        return _Descent(model, state.server.theta, lines, converged, before)
 
     def _engine(self, model: LatentModel, data: FederatedData) -> Simulation:
         exact = self.batch_size is None and self.cohort is None and self.channel is None
@@ -203,7 +264,8 @@ class FederatedGaussianMixture:
         omega = (self.channel or identity()).omega
         if omega is None:
             raise ValueError(
-                "this channel is biased, so there is no rate that suits it; give memory_rate, e.g. 0.5"
+                "this channel is biased, so that no memory_rate follows from it; give memory_rate, "
+                "e.g. 0.1"
             )
         start = jax.eval_shape(lambda: model.expected(model.init(root_key(self.seed), data.spec)))
         return 1 / (1 + omega(start))
@@ -213,14 +275,26 @@ class FederatedGaussianMixture:
             raise ValueError("this mixture is not fitted yet: call fit(data) first")
         return self._fitted
 
-    def _numbers(self, x: np.ndarray | Array) -> Array:
+    def _features(self, x: np.ndarray | Array) -> Array:
         features = self.means_.shape[1]
         if int(np.prod(x.shape[1:])) != features:
             raise ValueError(
-                f"rows of {int(np.prod(x.shape[1:]))} features were given to a mixture of {features}"
+                f"rows of {int(np.prod(x.shape[1:]))} features were given to a mixture of "
+                f"{features}"
             )
         return jnp.asarray(x)
 
 
 def _mean_log_likelihood(engine: Simulation, state: EngineState) -> float:
     return -float(metrics.values(metrics.merge(engine.evaluate(state, "train")))["nll"])
+
+
+def _without_outcome(rows: Mapping[str, np.ndarray | pd.DataFrame]) -> FederatedData:
+    """Rows of features by client, with outcomes that nobody looks at."""
+    clients = {name: np.asarray(x, float) for name, x in rows.items()}
+    return FederatedData.from_clients({name: (x, np.zeros(len(x))) for name, x in clients.items()})
+
+
+def _seed(seed: int, start: int) -> int:
+    """The seed of a further start."""
+    return int(np.random.SeedSequence([seed, start]).generate_state(1)[0])

@@ -1,5 +1,5 @@
-"""What to make of a fit: traces and summaries, standard errors, calibration, coverage, rows unlike
-the rest; and where to start.
+"""After a fit: traces and summaries, standard errors, calibration, coverage, out-of-distribution
+detection.
 
 `Run.posterior` and `Run.evaluate(...)` lead here; these functions also take draws and predictions
 of any other origin.
@@ -14,7 +14,6 @@ from covey.inference.coverage import (
     rank_check,
     ranks,
 )
-from covey.inference.information import observed_information, shared_effects
 from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
 from covey.inference.posterior import (
@@ -42,11 +41,9 @@ __all__ = [
     "local_linear",
     "max_probability_score",
     "mixture_interval",
-    "observed_information",
     "predictive_interval",
     "rank_check",
     "ranks",
     "reliability",
-    "shared_effects",
     "spectral_start",
 ]

@@ -1,11 +1,7 @@
-"""Calibration of a classifier: are its labels right as often as it is sure of them?
+"""Calibration of a classifier: is it right as often as it is sure?
 
-Rows are binned by the confidence in the predicted label. The expected calibration error (Naeini,
-Cooper and Hauskrecht 2015) is the mean over rows of |accuracy - confidence| of their bin. Bins are
-sums, so those of many clients add up; the error of their sum may be far below the mean of their
-errors, as clients that are too sure and clients that are too timid cancel. Both are given. With few
-rows in a bin the error is above zero by chance alone, so a small client's is no proof of bad
-calibration.
+Rows are binned by the confidence in the predicted label. Bins are sums, so those of many clients
+add up.
 """
 
 from typing import NamedTuple
@@ -18,8 +14,12 @@ from covey.core.metrics import Calibration, merge
 
 
 class CalibrationErrors(NamedTuple):
-    """Expected calibration errors: of all rows together, of each client (NaN without rows), and the
-    mean over clients.
+    """Expected calibration errors.
+
+    Attributes:
+        pooled: Of all rows together.
+        clients: Of each client; NaN for a client without rows.
+        mean: Mean over the clients with rows.
     """
 
     pooled: float
@@ -28,16 +28,27 @@ class CalibrationErrors(NamedTuple):
 
 
 def reliability(bins: Calibration) -> pd.DataFrame:
-    """A line a bin: lower and upper edge, mean confidence and accuracy (NaN where it is empty), and
-    count.
+    """Table of a reliability diagram, one row per bin.
 
-    Bins stacked over clients are added up first.
+    Args:
+        bins: Bins of one client, or stacked over clients, which are added up first; the measure
+            `ece` of an evaluation.
+
+    Returns:
+        Columns lower, upper (edges), confidence, accuracy (means; NaN in an empty bin) and count.
+
+    Example:
+        >>> import numpy as np
+        >>> bins = Calibration(np.array([0.6, 3.6]), np.array([1.0, 3.0]), np.array([2.0, 4.0]))
+        >>> reliability(bins)["accuracy"].tolist()
+        [0.5, 0.75]
     """
     if np.ndim(bins.count) == 2:
         bins = pooled(bins)
     if np.ndim(bins.count) != 1:
         raise ValueError(
-            f"the bins of one client or stacked over clients are needed, got shape {np.shape(bins.count)}"
+            "the bins of one client or stacked over clients are needed, got shape "
+            f"{np.shape(bins.count)}"
         )
     count = np.asarray(bins.count, float)
     edges = np.linspace(0, 1, len(count) + 1)
@@ -57,7 +68,29 @@ def reliability(bins: Calibration) -> pd.DataFrame:
 
 
 def calibration_errors(bins: Calibration) -> CalibrationErrors:
-    """The errors of bins that are stacked over clients."""
+    """Expected calibration errors of all rows together and of each client.
+
+    The error of a set of rows is the mean of |accuracy - confidence| of their bins. The pooled
+    error may be far below the mean over clients, as overconfident and underconfident clients
+    cancel. With few rows in a bin an error is above zero by chance alone.
+
+    Args:
+        bins: Bins stacked over clients.
+
+    Returns:
+        The pooled error, one error per client, and their mean.
+
+    Example:
+        >>> import numpy as np
+        >>> half, correct = np.array([[2.0], [2.0]]), np.array([[4.0], [0.0]])
+        >>> bins = Calibration(half, correct, count=np.array([[4.0], [4.0]]))
+        >>> found = calibration_errors(bins)  # one client underconfident, one overconfident
+        >>> float(found.pooled), float(found.mean)
+        (0.0, 0.5)
+
+    Reference: Naeini, Cooper and Hauskrecht (2015), Obtaining well calibrated probabilities using
+    Bayesian binning.
+    """
     if np.ndim(bins.count) != 2:
         raise ValueError(f"bins stacked over clients are needed, got shape {np.shape(bins.count)}")
     each = bins.value()

@@ -1,6 +1,4 @@
-"""Starting points from federated sums: where a fit from a random start could end in a poor
-optimum.
-"""
+"""Starting points from federated sums, for fits whose random starts may end in a poor optimum."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,16 +12,31 @@ from covey.models.model import flat
 
 
 def spectral_start(data: FederatedData, *, effects: int) -> np.ndarray:
-    """A start for `linear_map`: the leading `effects` eigenvectors of the sum over all rows of y^2
-    x x', one round of sums.
+    """A start of phi for `linear_map`, in one round of federated sums.
 
-    For centred Gaussian x of unit variance and y = z'phi'x + noise its expectation is c I + 2 n phi
-    E[zz'] phi'.
+    The leading eigenvectors of the sum over all rows of y^2 x x', whose expectation for centred
+    Gaussian x of unit variance and y = z'phi'x + noise is c I + 2 n phi E[zz'] phi'.
+
+    Args:
+        data: The clients; their training rows are used.
+        effects: Number of effects of the model, that is of eigenvectors.
+
+    Returns:
+        A matrix with orthonormal columns, for `linear_map(start=...)`.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(300, 3))
+        >>> data = FederatedData.from_clients({"a": (x, 2 * x[:, 1])})
+        >>> start = spectral_start(data, effects=1)
+        >>> bool(abs(start[1, 0]) > 0.99)
+        True
     """
     columns = int(np.prod(data.spec.rows.x.shape))
     if not 1 <= effects <= columns:
         raise ValueError(
-            f"spectral_start: effects must be 1 to {columns}, the columns of these rows, got {effects}"
+            f"spectral_start: effects must be 1 to {columns}, the columns of these rows, "
+            f"got {effects}"
         )
     engine = Simulation(
         federated_sum(lambda key, rows: second_moment(rows), name="second moment"), data, seed=0

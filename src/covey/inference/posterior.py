@@ -24,14 +24,15 @@ from covey.core.algorithm import (
 )
 from covey.core.shard import Axis
 from covey.data.federated import FederatedData
-from covey.models.mixed import average_of
-from covey.models.predictive import Predictive
+from covey.models.predictive import Predictive, mixture_of
 
 if TYPE_CHECKING:
     import xarray
 
 Client: TypeAlias = str | int | np.integer  # a client's name or its id
 _BATCH = 32  # draws that predict side by side
+# An attribute of traces: the chains are not independent where only some clients take part.
+SHARED_ROUNDS = {"chains": "through the same rounds"}
 
 
 class Origin(NamedTuple):
@@ -211,12 +212,16 @@ class SharedChains(NamedTuple):
 
     def trace(self, *, skip: int = 0, every: int = 1) -> "xarray.DataTree":
         """Draws as ArviZ takes them: a group `posterior` with the dimensions chain and draw."""
-        return _trace(self.draws(skip=skip, every=every), self.origin)
+        origin = self.origin._replace(attributes=self.origin.attributes | SHARED_ROUNDS)
+        return _trace(self.draws(skip=skip, every=every), origin)
 
     def summary(self, *, probability: float = 0.9, skip: int = 0, every: int = 1) -> pd.DataFrame:
         """Mean, standard deviation, equal-tailed credible interval and diagnostics per parameter.
 
-        Warns where chains disagree or are worth few independent draws.
+        The chains have gone through the same rounds. Where only some clients took part they share
+        the noise of the cohorts, which the effective sample sizes and the Monte Carlo standard
+        error take into account (`covey.inference.shared_noise`); R-hat does not see it. Warns where
+        chains disagree or are worth few independent draws.
         """
         return _summary(self.trace(skip=skip, every=every), probability)
 
@@ -228,7 +233,7 @@ class SharedChains(NamedTuple):
         size = min(_BATCH, len(jax.tree.leaves(flat)[0]))
 
         def average(draws, rows):
-            return average_of(
+            return mixture_of(
                 jax.lax.map(lambda z: self.chains.predictive(z, rows), draws, batch_size=size)
             )
 
@@ -287,6 +292,14 @@ class SharedApproximation(NamedTuple):
     ) -> pd.DataFrame:
         """Mean, standard deviation and equal-tailed credible interval per parameter."""
         return _summary(self.trace(count, chains=chains), probability)
+
+    def predict(self, x: PyTree, *, count: int = 100) -> Predictive:
+        """The predictive distribution of the rows x, averaged over `count` draws."""
+        _check_count(count, "count")
+        if self.approximation.predictive is None:
+            raise ValueError("draws of this law predict nothing; see run.predict")
+        rows = jax.tree.map(jnp.asarray, x)
+        return self.approximation.predictive(self.key, self.law, rows, count)
 
 
 def labels(name: str, axes: Sequence[Iterable[object]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A curve through points, as LOESS draws it (Cleveland 1979, without its robustness iterations)."""
+"""A smooth curve through points, by local linear regression."""
 
 import numpy as np
 from jaxtyping import Float, Real
@@ -7,16 +7,33 @@ from jaxtyping import Float, Real
 def local_linear(
     x: Real[np.ndarray, " points"], y: Real[np.ndarray, " points *series"], *, span: float = 0.75
 ) -> Float[np.ndarray, " points *series"]:
-    """At each x, the line through the nearest share `span` of the points, weighted by (1 -
-    (distance / farthest)^3)^3.
+    """Local linear regression (LOESS without its robustness iterations).
 
-    Linear in y: smoothing replicas of a series costs no more than one, and averages of smooths are
-    smooths of averages.
+    At each x, a line is fitted to the nearest points with weights (1 - (distance / farthest)^3)^3.
+    The result is linear in y.
+
+    Args:
+        x: Positions of the points.
+        y: Values at the points; further axes are series that are smoothed alike.
+        span: Share of the points that each line is fitted to. Default: 0.75; smaller values follow
+            the points more closely.
+
+    Returns:
+        Smoothed values at each x.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.arange(10.0)
+        >>> local_linear(x, 2 * x + 1)[:3].round(6).tolist()  # a line stays a line
+        [1.0, 3.0, 5.0]
+
+    Reference: Cleveland (1979), Robust locally weighted regression and smoothing scatterplots.
     """
     nearest = int(np.floor(span * len(x) + 1e-5))
     if not span <= 1 or nearest < 4:
         raise ValueError(
-            f"local_linear: span must be at most 1 and reach at least 4 of the {len(x)} points, got {span:g}"
+            f"local_linear: span must be at most 1 and reach at least 4 of the {len(x)} points, "
+            f"got {span:g}"
         )
     away = (x[None] - x[:, None]).astype(float)
     farthest = np.sort(np.abs(away), axis=1)[:, nearest - 1, None]

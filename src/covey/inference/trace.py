@@ -17,7 +17,8 @@ from arviz_stats.summary import summary
 from jaxtyping import PyTree
 
 from covey.core.shard import Axis
-from covey.inference.posterior import check_probability, labels
+from covey.inference.posterior import SHARED_ROUNDS, check_probability, labels
+from covey.inference.shared_noise import effective
 
 HIGHEST_R_HAT = 1.05  # above, chains have not found the same distribution
 FEWEST_EFFECTIVE = 100  # independent draws; below, the ends of an interval are guesses
@@ -67,12 +68,14 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
 
     Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9,
     then ess_bulk, ess_tail, r_hat and mcse_mean (Vehtari, Gelman, Simpson, Carpenter and Bürkner
-    2021).
+    2021). Where chains went through the same rounds of a server, these are the worse of two
+    estimates, one for independent chains and one that allows for noise that they share.
     """
     check_probability(probability)
     if tree["posterior"].sizes["draw"] < _FEWEST_DRAWS:
         raise ValueError(
-            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got {tree['posterior'].sizes['draw']}"
+            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got "
+            f"{tree['posterior'].sizes['draw']}"
         )
     exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
     with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
@@ -81,12 +84,33 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
         )
     interval = [f"{side}_{100 * probability:g}" for side in ("lower", "upper")]
     found = found.assign_coords(summary=["mean", "sd", *interval, *_COLUMNS, "mcse_sd"])
+    if SHARED_ROUNDS.items() <= tree["posterior"].attrs.items():
+        drawn = tree["posterior"].to_dataset()
+        found = found.map(lambda of: _with_shared_noise(of, drawn[of.name]))
     table = pd.concat([_lines(found[name]) for name in found.data_vars]).drop(columns="mcse_sd")
     if "client" in found.dims:  # together what is of one client, in the order that was asked for
         clients, _ = pd.factorize(table.index.get_level_values("client"))
         table = table.iloc[np.argsort(clients, kind="stable")]
     _warn(table)
     return table
+
+
+def _with_shared_noise(found: xarray.DataArray, draws: xarray.DataArray) -> xarray.DataArray:
+    """The summary of a variable, with the diagnostics of chains that share noise where these are
+    worse.
+    """
+    inner = [dim for dim in found.dims if dim != "summary"]
+    values = draws.transpose("chain", "draw", *inner).values
+    joint = effective(values.reshape(*values.shape[:2], -1))
+    found = found.transpose("summary", *inner).copy()
+    for column, worse, value in (
+        ("ess_bulk", np.fmin, joint.bulk),
+        ("ess_tail", np.fmin, joint.tail),
+        ("mcse_mean", np.fmax, joint.mcse),
+    ):
+        usual = found.sel(summary=column)
+        found.loc[{"summary": column}] = worse(usual, value.reshape(usual.shape))
+    return found
 
 
 def netcdf(tree: xarray.DataTree) -> bytes:
@@ -136,7 +160,9 @@ def _warn(table: pd.DataFrame) -> None:
         first = table.index[poor[0]]
         warnings.warn(
             f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
-            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to {r_hat[poor].max():.3g}, effective draws down "
-            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer burn-in or another step size",
+            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to "
+            f"{r_hat[poor].max():.3g}, effective draws down "
+            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer "
+            "burn-in or another step size",
             stacklevel=4,  # whoever called Posterior.summary
         )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from covey.kernels.hamiltonian import hmc, nuts, sghmc
-from covey.kernels.kernel import Kernel
+from covey.kernels.kernel import Kernel, sample
 from covey.kernels.langevin import mala, sgld, ula
 from covey.kernels.preconditioned import ornstein_uhlenbeck, psgld
 
@@ -27,6 +27,7 @@ __all__ = [
     "nuts",
     "ornstein_uhlenbeck",
     "psgld",
+    "sample",
     "sghmc",
     "sgld",
     "ula",

@@ -1,16 +1,4 @@
-"""Hamiltonian kernels: z moves with a momentum, which is drawn anew at each transition.
-
-`sghmc` is stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin, 2014): `steps` steps
-of a Langevin diffusion with friction, a minibatch each, nothing rejected. With c = e^(-friction
-step), a step is symmetric (Leimkuhler and Matthews, 2013),
-
-    z <- z + step r / 2,   r <- c r + (1 + c) / 2 step grad log p(z | D_i) + sqrt(1 - c^2) xi,   z <- z + step r / 2
-
-so that with all rows the bias is O(step^2). The paper's Euler steps, with a momentum that is drawn
-anew, make the variance steps / (steps - 1) times too large however short they are. `hmc`, with
-paths of a fixed number of steps, and `nuts`, the No-U-Turn sampler, reject where a path does not
-keep its energy: they sample the posterior exactly and need all rows, slow beside the others.
-"""
+"""Hamiltonian kernels: z moves with a momentum, which is drawn anew at each transition."""
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +11,40 @@ from covey.kernels.langevin import check_batch_size
 
 
 def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
-    """Stochastic gradient Hamiltonian Monte Carlo: `steps` steps with `friction` a transition, a
-    minibatch each.
+    """Stochastic gradient Hamiltonian Monte Carlo: steps with friction, a minibatch each.
+
+    A transition is `steps` steps of a Langevin diffusion of z and its momentum r, with
+    c = exp(-friction step),
+
+        z <- z + step r / 2
+        r <- c r + (1 + c) / 2 step g + sqrt(1 - c^2) xi
+        z <- z + step r / 2
+
+    g is the gradient by a minibatch, as in `sgld`. No step is rejected; with all rows the bias is
+    O(step^2).
+
+    Args:
+        batch_size: Rows per step; more than a client has takes all of them.
+        steps: Steps per transition.
+        friction: Friction; larger values forget the momentum sooner.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(sghmc(batch_size=3), likelihood, y, start, step_size=0.2, draws=4000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Departures from the paper: its Euler steps, with a momentum that is drawn anew, make the
+    variance steps / (steps - 1) times too large however short they are; these are the symmetric
+    steps of Leimkuhler and Matthews (2013).
+
+    Reference: Chen, Fox and Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo.
     """
     check_batch_size("sghmc", batch_size)
     if steps < 1:
@@ -39,11 +59,11 @@ def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
             z, momentum = at
             choose, draw = jax.random.split(key)
             z = z + step_size / 2 * momentum
-            slope = jax.grad(posterior.log_density)(
+            gradient = jax.grad(posterior.log_density)(
                 z, some_rows(choose, posterior.data, batch_size)
             )
             noise = jnp.sqrt(1 - keep**2) * jax.random.normal(draw, z.shape, z.dtype)
-            momentum = keep * momentum + (1 + keep) / 2 * step_size * slope + noise
+            momentum = keep * momentum + (1 + keep) / 2 * step_size * gradient + noise
             return (z + step_size / 2 * momentum, momentum), None
 
         begin, path = jax.random.split(key)
@@ -54,7 +74,27 @@ def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
 
 
 def hmc(*, steps: int = 10) -> Kernel:
-    """Hamiltonian Monte Carlo, with paths of `steps` steps."""
+    """Hamiltonian Monte Carlo: paths of `steps` leapfrog steps, accepted or rejected.
+
+    The posterior is sampled exactly; it needs all rows at each step.
+
+    Args:
+        steps: Leapfrog steps per transition.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(hmc(steps=5), likelihood, y, start, step_size=0.3, draws=2000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Reference: Neal (2011), MCMC using Hamiltonian dynamics.
+    """
     if steps < 1:
         raise ValueError(f"hmc: steps must be at least 1, got {steps}")
     move = hybrid.build_kernel()
@@ -69,7 +109,27 @@ def hmc(*, steps: int = 10) -> Kernel:
 
 
 def nuts(*, doublings: int = 8) -> Kernel:
-    """The No-U-Turn sampler, with paths of at most 2^`doublings` steps."""
+    """The No-U-Turn sampler: paths that end where they would turn back.
+
+    The posterior is sampled exactly; it needs all rows at each step.
+
+    Args:
+        doublings: A path has at most 2^doublings steps.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(nuts(doublings=4), likelihood, y, start, step_size=0.5, draws=2000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Reference: Hoffman and Gelman (2014), The No-U-Turn sampler.
+    """
     if doublings < 1:
         raise ValueError(f"nuts: doublings must be at least 1, got {doublings}")
     move = no_u_turn.build_kernel()

@@ -1,138 +1,147 @@
-"""Importance sampling of a log-density that is expensive to ask for and can be asked for many
-points at once.
+"""Weighted draws of a client's effects from p(z | D_i, theta), by importance sampling.
+
+Most draws come from a Student t around the mode, the others from the law of the effects, so that a
+second mode is found as well. They are independent and need no step size and no burn-in.
 """
 
+import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Key
 
-HIGHEST_K = 0.7  # above, Pareto smoothed importance sampling is not reliable
-_FREEDOM = 6.0  # degrees of freedom of the proposal: tails heavier than those of most posteriors
+LogDensity: TypeAlias = Callable[[Float[Array, " effects"]], Float[Array, ""]]
+
+_FREEDOM = 5  # of the Student t: its tails are heavier than those of a posterior of effects
+_FROM_PRIOR = 0.25  # of the draws
+_NEWTON_STEPS = 50  # at most
+_SHORTER = 0.5 ** np.arange(12)  # of a Newton step, where the whole is too long
+_CONVERGED = 1e-8  # gain of a step that is expected from gradient and curvature
 
 
-class Weighted(NamedTuple):
-    """Points with weights.
+class Laplace(NamedTuple):
+    """The mode of a density, and the axes of its curvature there with a deviation each."""
 
-    Attributes:
-        points: The points.
-        weights: They add up to one.
-        k_hat: Shape of the tail of the weights: up to 0.5 all is well, above 0.7 it is not.
-        asked: How many times the density was asked for.
-    """
+    mode: Float[Array, " effects"]
+    axes: Float[Array, "effects effects"]
+    deviation: Float[Array, " effects"]
 
-    points: Float[np.ndarray, "points k"]
-    weights: Float[np.ndarray, " points"]
-    k_hat: float
-    asked: int
+
+class WeightedDraws(NamedTuple):
+    """Draws with weights that add up to one, and the number of equal draws they are worth."""
+
+    z: Float[Array, "draws effects"]
+    weight: Float[Array, " draws"]
 
     @property
-    def effective(self) -> float:
-        """How many equally weighted points they are worth."""
-        return float(1 / np.sum(self.weights**2))
+    def effective(self) -> Float[Array, ""]:
+        """The effective number of draws, 1 / sum of squared weights."""
+        return 1 / jnp.sum(self.weight**2)
 
 
-class Student(NamedTuple):
-    """A multivariate Student t distribution: its mean, and R with R R' its scale matrix."""
+def laplace(log_density: LogDensity, start: Float[Array, " effects"]) -> Laplace:
+    """The mode of a log-density and its curvature there, by damped Newton steps.
 
-    mean: Float[np.ndarray, " k"]
-    root: Float[np.ndarray, "k k"]
-
-    def draw(self, random: np.random.Generator, count: int) -> Float[np.ndarray, "count k"]:
-        """Independent draws."""
-        normal = random.standard_normal((count, len(self.mean)))
-        stretch = np.sqrt(random.chisquare(_FREEDOM, count) / _FREEDOM)
-        return self.mean + (normal / stretch[:, None]) @ self.root.T
-
-    def log_density(self, points: Float[np.ndarray, "count k"]) -> Float[np.ndarray, " count"]:
-        """Up to a constant that is the same for all means and scales."""
-        white = np.linalg.solve(self.root, (points - self.mean).T)
-        log_det = np.linalg.slogdet(self.root)[1]
-        power = (_FREEDOM + len(self.mean)) / 2
-        return -power * np.log1p(np.sum(white**2, axis=0) / _FREEDOM) - log_det
-
-
-def importance_sample(
-    log_density: Callable[[Float[np.ndarray, "points k"]], Float[np.ndarray, " points"]],
-    mean: Float[np.ndarray, " k"],
-    covariance: Float[np.ndarray, "k k"],
-    *,
-    draws: int,
-    seed: int,
-    most: int = 5,
-) -> Weighted:
-    """Points of a distribution, weighted by its density over that of Student t proposals.
-
-    The first proposal has the mean and covariance given. While Pareto smoothing finds the weights
-    unreliable, or the points are worth less than a tenth of one proposal's, the proposal is moved to the weighted mean and covariance of all points, and as many
-    points again are asked for; each point is weighted by the mixture of all proposals.
+    Where the density is not concave, the curvature is taken by its absolute values, so that every
+    step goes up.
 
     Args:
-        log_density: (points) -> log density at each, up to a constant.
-        mean: Mean of the first proposal, e.g. the mode.
-        covariance: Its covariance, e.g. the inverse of the negative Hessian at the mode.
-        draws: Points to ask for at a time.
-        seed: Seed of the proposals.
-        most: How many times to ask at most.
+        log_density: (z) -> log-density up to a constant, twice differentiable.
+        start: Where the search starts.
 
     Returns:
-        The points, and how reliable their weights are.
+        The mode, and the Gaussian that has the same curvature there.
 
     Example:
-        >>> normal = lambda points: -np.sum((points - 3) ** 2, axis=1) / 2
-        >>> found = importance_sample(normal, np.zeros(1), np.eye(1), draws=2000, seed=0)
-        >>> bool(abs(found.weights @ found.points[:, 0] - 3) < 0.1)
-        True
-
-    Reference: Cornuet, Marin, Mira and Robert (2012), Adaptive multiple importance sampling;
-    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling.
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> def log_density(z):
+        ...     return -jnp.sum((z - 2.0) ** 2) / 8
+        >>> found = jax.jit(lambda start: laplace(log_density, start))(jnp.zeros(1))
+        >>> float(found.mode[0]), float(found.deviation[0])
+        (2.0, 2.0)
     """
-    from arviz_stats.base import array_stats  # takes a second to import
 
-    random = np.random.default_rng(seed)
-    proposals = [Student(mean, _root(covariance))]
-    points, values = np.zeros((0, len(mean))), np.zeros(0)
-    for asked in range(1, most + 1):
-        new = proposals[-1].draw(random, draws)
-        points, values = np.concatenate([points, new]), np.append(values, log_density(new))
-        each = np.stack([one.log_density(points) for one in proposals])
-        raw = values - np.logaddexp.reduce(each)
-        raw = np.where(np.isfinite(raw), raw, -1e300)
-        smoothed, k_hat = array_stats.psislw(raw.max() - raw)  # it takes negative log weights
-        log_weights = np.asarray(smoothed, float)
-        weights = np.exp(log_weights - log_weights.max())
-        found = Weighted(points, weights / weights.sum(), float(k_hat), asked)
-        if found.k_hat <= HIGHEST_K and found.effective >= draws / 10:
-            break
-        proposals.append(_moved(points, raw))
-    return found
+    def curvature(z):
+        values, axes = jnp.linalg.eigh(-jax.hessian(log_density)(z))
+        values = jnp.abs(values)
+        return jnp.maximum(values, 1e-10 * jnp.max(values) + jnp.finfo(z.dtype).tiny), axes
+
+    def step(at):
+        z, _, count = at
+        gradient = jax.grad(log_density)(z)
+        values, axes = curvature(z)
+        newton = axes @ ((axes.T @ gradient) / values)
+        tried = z + jnp.asarray(_SHORTER, z.dtype)[:, None] * newton
+        found = jnp.nan_to_num(jax.vmap(log_density)(tried), nan=-jnp.inf)
+        best = jnp.argmax(found)
+        better = found[best] > log_density(z)
+        return (
+            jnp.where(better, tried[best], z),
+            jnp.where(better, gradient @ newton, 0.0),
+            count + 1,
+        )
+
+    def going_on(at):
+        _, gain, count = at
+        return (gain > _CONVERGED) & (count < _NEWTON_STEPS)
+
+    first = (start, jnp.asarray(jnp.inf, start.dtype), jnp.int32(0))
+    mode, _, _ = jax.lax.while_loop(going_on, step, first)
+    values, axes = curvature(mode)
+    return Laplace(mode, axes, 1 / jnp.sqrt(values))
 
 
-def systematic(
-    random: np.random.Generator, weights: Float[np.ndarray, " points"], count: int
-) -> Int[np.ndarray, " count"]:
-    """Indices drawn by weight, in random order; each as often as its weight says, to within one."""
-    at = (np.arange(count) + random.uniform()) / count
-    index = np.searchsorted(np.cumsum(weights), at).clip(0, len(weights) - 1)
-    return random.permutation(index)
+def weighted_draws(
+    key: Key[Array, ""],
+    log_density: LogDensity,
+    around: Laplace,
+    from_prior: Float[Array, "some effects"],
+    log_prior: LogDensity,
+    count: int,
+) -> WeightedDraws:
+    """Draws of a density with importance weights, three of four from a Student t around its mode.
 
+    Args:
+        key: Random key.
+        log_density: (z) -> log-density up to a constant.
+        around: Its mode and curvature, from `laplace`.
+        from_prior: Independent draws of the prior, a quarter of `count`.
+        log_prior: (z) -> log-density of the prior, complete.
+        count: Number of draws.
 
-def _moved(points: Float[np.ndarray, "points k"], log_weights: np.ndarray) -> Student:
-    """The proposal with the weighted moments of the points. Weights of few points are flattened
-    first, until ten points per dimension count.
+    Returns:
+        `count` draws, with weights that add up to one.
     """
-    least = min(10.0 * points.shape[1], len(points) / 2)
-    for power in (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05):
-        weights = np.exp(power * (log_weights - log_weights.max()))
-        weights /= weights.sum()
-        if 1 / np.sum(weights**2) >= least:
-            break
-    mean = weights @ points
-    off = points - mean
-    return Student(mean, _root((off.T * weights) @ off))
+    effects, near = len(around.mode), count - len(from_prior)
+    normal = jax.random.normal(key, (near, effects + _FREEDOM), around.mode.dtype)
+    stretch = jnp.sqrt(jnp.mean(normal[:, effects:] ** 2, axis=1, keepdims=True))
+    student = around.mode + (normal[:, :effects] / stretch * around.deviation) @ around.axes.T
+    z = jnp.concatenate([student, from_prior])
+    share = len(from_prior) / count
+    proposal = jnp.logaddexp(
+        jnp.log(1 - share) + jax.vmap(lambda z: _log_student(around, z))(z),
+        jnp.log(share) + jax.vmap(log_prior)(z),
+    )
+    log_weight = jax.vmap(log_density)(z) - proposal
+    return WeightedDraws(z, jax.nn.softmax(jnp.nan_to_num(log_weight, nan=-jnp.inf)))
 
 
-def _root(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
-    scale = np.sqrt(np.diagonal(covariance))
-    return scale[:, None] * np.linalg.cholesky(covariance / np.outer(scale, scale))
+def prior_draws(count: int) -> int:
+    """How many of `count` draws come from the prior."""
+    return round(_FROM_PRIOR * count)
+
+
+def _log_student(around: Laplace, z: Float[Array, " effects"]) -> Float[Array, ""]:
+    size = len(around.mode) + _FREEDOM
+    white = (around.axes.T @ (z - around.mode)) / around.deviation
+    constant = math.lgamma(size / 2) - math.lgamma(_FREEDOM / 2)
+    constant -= len(around.mode) / 2 * math.log(_FREEDOM * math.pi)
+    return (
+        constant
+        - jnp.sum(jnp.log(around.deviation))
+        - size / 2 * jnp.log1p(white @ white / _FREEDOM)
+    )

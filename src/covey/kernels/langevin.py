@@ -1,18 +1,4 @@
-"""Unadjusted Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian
-noise.
-
-    z <- z + step grad log p(z | D_i) + sqrt(2 step) xi
-
-With all rows this is the unadjusted Langevin algorithm (ULA). With a minibatch drawn without
-replacement, whose log-likelihood counts n / batch times, it is stochastic gradient Langevin
-dynamics (SGLD, Welling and Teh, 2011). No step is rejected, so what the chain samples differs from
-the posterior by O(step); for a Gaussian posterior of precision P, ULA samples a Gaussian with the
-right mean and covariance P^-1 (I - step P / 2)^-1, and it diverges from step = 2 / max eigenvalue
-of P on.
-
-The metropolis-adjusted algorithm (MALA) rejects steps so that the posterior is sampled exactly; it
-needs all rows.
-"""
+"""Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian noise."""
 
 import blackjax.mcmc.mala as adjusted
 import jax
@@ -23,7 +9,26 @@ from covey.kernels.kernel import Kernel, memoryless
 
 
 def ula() -> Kernel:
-    """The unadjusted Langevin algorithm: the gradient of all rows at each step."""
+    """The unadjusted Langevin algorithm: the gradient of all rows at each step.
+
+        z <- z + step grad log p(z | D_i) + sqrt(2 step) xi
+
+    No step is rejected, so that the law of the chain differs from the posterior by O(step). For a
+    Gaussian posterior of precision P it is a Gaussian with the right mean and the covariance
+    P^-1 (I - step P / 2)^-1, and the chain diverges from step = 2 / (largest eigenvalue of P) on.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(ula(), likelihood, y, start, step_size=0.1, draws=4000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+    """
     move = overdamped_langevin()
 
     def step(key, posterior, z, step_size):
@@ -33,8 +38,29 @@ def ula() -> Kernel:
 
 
 def sgld(*, batch_size: int) -> Kernel:
-    """Stochastic gradient Langevin dynamics: `batch_size` rows at each step, drawn anew without
-    replacement.
+    """Stochastic gradient Langevin dynamics: a minibatch of rows at each step.
+
+        z <- z + step g + sqrt(2 step) xi
+
+    g is the gradient of log p(z) + (n / m) sum over m rows of log p(row | z), the rows drawn anew
+    without replacement. The bias is that of `ula`, and what the noise of g adds.
+
+    Args:
+        batch_size: Rows per step (m); more than a client has takes all of them.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(sgld(batch_size=2), likelihood, y, start, step_size=0.01, draws=20000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Reference: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
     """
     check_batch_size("sgld", batch_size)
     move = overdamped_langevin()
@@ -48,8 +74,25 @@ def sgld(*, batch_size: int) -> Kernel:
 
 
 def mala() -> Kernel:
-    """The Metropolis-adjusted Langevin algorithm: ULA's step, rejected where it does not fit the
-    posterior.
+    """The Metropolis-adjusted Langevin algorithm: ULA's step, accepted or rejected.
+
+    The posterior is sampled exactly, at any step size; a long step is rejected often. It needs all
+    rows at each step.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(mala(), likelihood, y, start, step_size=0.3, draws=4000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Reference: Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and
+    their discrete approximations.
     """
     move = adjusted.build_kernel()
 
@@ -61,6 +104,6 @@ def mala() -> Kernel:
 
 
 def check_batch_size(name: str, batch_size: int) -> None:
-    """A minibatch has at least one row."""
+    """An error for a minibatch without rows."""
     if batch_size < 1:
         raise ValueError(f"{name}: batch_size must be at least 1, got {batch_size}")

@@ -1,24 +1,5 @@
 """Langevin kernels that learn the scale of each client's posterior, so that one step size serves
 clients of any size.
-
-`ornstein_uhlenbeck` takes the curvature -H of the log-posterior at its mode as the metric of a
-round, A A' = (-H)^-1, and solves the Langevin diffusion of the Gaussian that fits there exactly:
-
-    z <- z + (1 - e^-step) A A' grad log p(z | D_i) + sqrt(1 - e^(-2 step)) A xi
-
-For a Gaussian posterior this samples the posterior itself, whatever the step: the correlation of
-successive draws is e^-step. For others the bias is O(step); a long step is a draw from the Laplace
-approximation around a Newton step. The curvature is not taken where the chain is, as a chain stays
-longer where its own metric is small, and no short step mends that. Newton steps find the mode, from
-that of the round before: a Hessian or two a round, meant for up to some hundred effects.
-
-`psgld` is preconditioned SGLD (Li et al., 2016): RMSprop's running mean v of squared gradients
-scales each coordinate,
-
-    v <- decay v + (1 - decay) g^2,    z <- z + step G g + sqrt(2 step G) xi,    G = 1 / (damping + sqrt(v))
-
-without the correction for the change of G, as is usual. g is the gradient of the whole
-log-posterior, not of its mean over rows.
 """
 
 from typing import NamedTuple
@@ -31,26 +12,53 @@ from covey.core.shard import some_rows
 from covey.kernels.kernel import Kernel, Target
 from covey.kernels.langevin import check_batch_size
 
-NEAR, NEWTON_STEPS = (
-    0.01,
-    20,
-)  # where the search for a mode ends: this many squared deviations away, or after so many steps
+NEAR = 0.01  # squared standard deviations from the mode at which the search for it ends
+NEWTON_STEPS = 20  # and the most steps of this search
 HALVINGS = tuple(0.5**power for power in range(8))
 
 
 class Laplace(NamedTuple):
-    """The Gaussian N(mode, A A') that fits a posterior at its mode."""
+    """The Gaussian N(mode, A A') that fits a posterior at its mode.
+
+    Attributes:
+        mode: The mode.
+        root: A.
+    """
 
     mode: Float[Array, " effects"]
     root: Float[Array, "effects effects"]
 
 
 def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
-    """Langevin in the metric of the posterior's own curvature: exact for Gaussian posteriors, at
-    any step size.
+    """Langevin in the metric of the posterior's curvature: exact for Gaussian posteriors.
 
-    Where the log-posterior curves upwards, the absolute curvature serves, and never less than
-    `floor`.
+    With the curvature -H of the log-posterior at its mode as the metric of a round,
+    A A' = (-H)^-1, a step solves the Langevin diffusion of the Gaussian that fits there:
+
+        z <- z + (1 - exp(-step)) A A' grad log p(z | D_i) + sqrt(1 - exp(-2 step)) A xi
+
+    For a Gaussian posterior this samples the posterior itself, whatever the step: the correlation
+    of successive draws is exp(-step). For others the bias is O(step); a long step is a draw from
+    the Laplace approximation around a Newton step. The curvature is taken at the mode and not at
+    the chain's state: a chain stays longer where its metric is small, and no shorter step mends
+    that. Newton steps find the mode, from that of the round before: one or two Hessians per round,
+    for up to some hundred effects.
+
+    Args:
+        floor: Least curvature in any direction. Where the log-posterior curves upwards, the
+            absolute curvature is used.
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(ornstein_uhlenbeck(), likelihood, y, start, step_size=1.0, draws=4000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
     """
     if floor <= 0:
         raise ValueError(f"ornstein_uhlenbeck: floor must be above 0, got {floor:g}")
@@ -68,8 +76,35 @@ def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
 
 
 def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Kernel:
-    """Preconditioned SGLD: steps scaled by a running mean of squared gradients, which a client
-    keeps between rounds.
+    """Preconditioned SGLD: steps scaled by a running mean of squared gradients.
+
+        v <- decay v + (1 - decay) g^2,    G = 1 / (damping + sqrt(v))
+        z <- z + step G g + sqrt(2 step G) xi
+
+    g is the gradient of the whole log-posterior by a minibatch, as in `sgld`, not of its mean over
+    rows. A client keeps v between rounds.
+
+    Args:
+        batch_size: Rows per step; more than a client has takes all of them.
+        decay: Weight of the past in the running mean (alpha in the paper).
+        damping: Least scale of the gradients (lambda in the paper).
+
+    Returns:
+        The kernel.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from covey.kernels.kernel import sample
+        >>> y = jnp.array([1.0, 2.0, 6.0])
+        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
+        >>> draws = sample(psgld(batch_size=3), likelihood, y, start, step_size=0.1, draws=10000)
+        >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
+        True
+
+    Departures from the paper: the term for the change of G is left out, as is usual.
+
+    Reference: Li, Chen, Carlson and Carin (2016), Preconditioned stochastic gradient Langevin
+    dynamics for deep neural networks.
     """
     check_batch_size("psgld", batch_size)
     if not 0 <= decay < 1:
@@ -89,7 +124,10 @@ def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Ker
 
 
 def _laplace(posterior: Target, start: Float[Array, " effects"], floor: float) -> Laplace:
-    """Newton steps, halved as far as the log-density asks for, until the mode is near."""
+    """Newton steps, halved as far as the log-density asks for, until the mode is near.
+
+    Gradients are in the metric of the round, A' grad log p.
+    """
 
     def look(at):
         curvature, axes = jnp.linalg.eigh(-jax.hessian(posterior.log_density)(at))
@@ -97,14 +135,14 @@ def _laplace(posterior: Target, start: Float[Array, " effects"], floor: float) -
         return Laplace(at, root), root.T @ jax.grad(posterior.log_density)(at)
 
     def climb(carry):
-        (at, root), slope, number = carry
-        tries = at + jnp.asarray(HALVINGS, at.dtype)[:, None] * (root @ slope)
+        (at, root), gradient, count = carry
+        tries = at + jnp.asarray(HALVINGS, at.dtype)[:, None] * (root @ gradient)
         heights = jax.vmap(posterior.log_density)(tries)
         best = jnp.argmax(jnp.where(jnp.isnan(heights), -jnp.inf, heights))
-        return *look(tries[best]), number + 1
+        return *look(tries[best]), count + 1
 
     def is_far(carry):
-        _, slope, number = carry
-        return (jnp.sum(slope**2) > NEAR) & (number < NEWTON_STEPS)
+        _, gradient, count = carry
+        return (jnp.sum(gradient**2) > NEAR) & (count < NEWTON_STEPS)
 
     return jax.lax.while_loop(is_far, climb, (*look(start), 0))[0]

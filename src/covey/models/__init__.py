@@ -1,16 +1,20 @@
-"""Models: how a row's outcome depends on its features, as a likelihood, and how well it is
-predicted.
+"""Models: how a row's outcome depends on its features, as a likelihood with a predictive
+distribution.
 
-A `Model` is init, per-row log-likelihood and predictive distribution; methods and engines know no
-more of it than that. Use one of the catalogue `MODELS`, any Equinox module through `from_equinox`,
-or your own functions through `from_function`; models written in NumPyro come through
-`covey.models.numpyro`, which has to be imported by name, as NumPyro is an extra. A `MixedModel` has
-parameters of each client's own as well; `split_network` makes one of a network.
+A `Model` has parameters that all clients share; a `MixedModel` has random effects for each client
+as well. Use one of the catalogue (`MODELS`, `MIXED_MODELS`), any Equinox module through
+`from_equinox`, or your own functions through `from_function`. Models written in NumPyro come
+through `covey.models.numpyro`, which is imported by name, as NumPyro is an extra.
 """
 
-from collections.abc import Callable
-
 from covey.core.measure import measure
+from covey.models.catalogue import (
+    LATENT_MODELS,
+    MATRIX_MODELS,
+    MIXED_MODELS,
+    MODELS,
+    need,
+)
 from covey.models.convolution import (
     ConvolutionalNetwork,
     cifar_cnn,
@@ -23,13 +27,12 @@ from covey.models.factor_analysis import FactorAnalysis, factor_analysis
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import Linear, Noisy, linear, logistic, poisson, softmax
+from covey.models.linear_map import linear_map
 from covey.models.matrix_completion import Factors, MatrixModel, matrix_completion
 from covey.models.mixed import (
     MixedModel,
     NamedSlopes,
-    average_of,
     averaged,
-    linear_map,
     mixed_linear,
     mixed_logistic,
     mixed_poisson,
@@ -50,41 +53,6 @@ from covey.models.split import (
     mixed_mlp,
     split_network,
 )
-
-MODELS: dict[str, Callable[..., Model]] = {
-    "linear": linear,
-    "logistic": logistic,
-    "softmax": softmax,
-    "poisson": poisson,
-    "mlp": mlp,
-    "femnist_cnn": femnist_cnn,
-    "cifar_cnn": cifar_cnn,
-    "character_lstm": character_lstm,
-}
-"""The catalogue: factories by name. The first line of a factory's docstring is its description."""
-
-MIXED_MODELS: dict[str, Callable[..., MixedModel]] = {
-    "mixed_linear": mixed_linear,
-    "mixed_logistic": mixed_logistic,
-    "mixed_poisson": mixed_poisson,
-    "linear_map": linear_map,
-    "mixed_mlp": mixed_mlp,
-    "mixed_femnist_cnn": mixed_femnist_cnn,
-    "mixed_cifar_cnn": mixed_cifar_cnn,
-    "mixed_character_lstm": mixed_character_lstm,
-}
-"""Models with effects of each client's own, for the methods that know what to do with them."""
-
-LATENT_MODELS: dict[str, Callable[..., LatentModel]] = {
-    "factor_analysis": factor_analysis,
-    "gaussian_mixture": gaussian_mixture,
-    "poisson_mixture": poisson_mixture,
-    "regression_mixture": regression_mixture,
-}
-"""Models with latent variables, for the methods of the EM family."""
-
-MATRIX_MODELS: dict[str, Callable[..., MatrixModel]] = {"matrix_completion": matrix_completion}
-"""Models of a matrix of which observers see some cells, for `fedmissem`."""
 
 __all__ = [
     "LATENT_MODELS",
@@ -114,7 +82,6 @@ __all__ = [
     "Predictive",
     "RegressionMixture",
     "Repairs",
-    "average_of",
     "averaged",
     "character_lstm",
     "cifar_cnn",
@@ -146,6 +113,7 @@ __all__ = [
     "mixture",
     "mixture_of",
     "mlp",
+    "need",
     "own_parameters",
     "poisson",
     "poisson_mixture",

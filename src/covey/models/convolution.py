@@ -19,7 +19,7 @@ _KERNEL = 5
 
 
 class Convolution(eqx.Module):
-    """A convolution without padding, plus a bias; initialised as `Dense` is."""
+    """Convolution without padding plus a bias, initialised as `Dense` is."""
 
     weight: Float[Array, "height width inputs outputs"]
     bias: Float[Array, " outputs"]
@@ -77,10 +77,27 @@ class ConvolutionalNetwork(eqx.Module):
 def femnist_cnn(
     *, channels: tuple[int, ...] = (32, 64), hidden: tuple[int, ...] = (2048,)
 ) -> Model:
-    """CNN of LEAF and FedEM for handwritten characters: two 5x5 convolutions with pooling, one
-    hidden layer of 2048.
+    """Convolutional network of LEAF and FedEM for handwritten characters.
 
-    Without padding, as FedEM's authors have it; LEAF pads.
+    Two 5x5 convolutions, each with ReLU and 2x2 pooling, then one hidden layer. Without padding, as
+    in FedEM's code; LEAF pads.
+
+    Args:
+        channels: Output channels of each convolution. Default: (32, 64).
+        hidden: Units of each hidden dense layer. Default: (2048,).
+
+    Returns:
+        A model of images (height, width) or (height, width, channels) with classes.
+
+    Example:
+        >>> import jax
+        >>> from covey.core.shard import Rows
+        >>> image = Rows(jax.ShapeDtypeStruct((28, 28), "uint8"), jax.ShapeDtypeStruct((), "int32"))
+        >>> model = femnist_cnn(channels=(2, 3), hidden=(8,))
+        >>> model.init(jax.random.key(0), Spec(image, classes=62)).output.weight.shape
+        (8, 62)
+
+    Reference: Caldas et al. (2018), LEAF; Marfoq et al. (2021), FedEM.
     """
     return _cnn("femnist_cnn", channels, hidden)
 
@@ -88,12 +105,33 @@ def femnist_cnn(
 def cifar_cnn(
     *, channels: tuple[int, ...] = (64, 64), hidden: tuple[int, ...] = (120, 64)
 ) -> Model:
-    """Five-layer CNN of FedRep for CIFAR: two 5x5 convolutions with pooling, three dense layers.
+    """Five-layer convolutional network of FedRep for CIFAR.
 
-    FedPop says "5-layer convolutional neural networks" and no more, and compares with FedRep.
-    LG-FedAvg's smaller network is `channels=(6, 16), hidden=(120, 100)`; FedRep's for CIFAR-100 is
-    `channels=(64, 128), hidden=(256, 128)`, which has dropout
-    there: a likelihood has no randomness, so it is left out here.
+    Two 5x5 convolutions, each with ReLU and 2x2 pooling, then three dense layers. FedPop says
+    "5-layer convolutional neural networks" and no more, and compares with FedRep.
+
+    Args:
+        channels: Output channels of each convolution. Default: (64, 64). FedRep has (64, 128) for
+            CIFAR-100, LG-FedAvg (6, 16).
+        hidden: Units of each hidden dense layer. Default: (120, 64). FedRep has (256, 128) for
+            CIFAR-100, with dropout, which is left out here because a likelihood has no randomness;
+            LG-FedAvg (120, 100).
+
+    Returns:
+        A model of images (height, width) or (height, width, channels) with classes.
+
+    Example:
+        >>> import jax
+        >>> from covey.core.shard import Rows
+        >>> image = Rows(
+        ...     jax.ShapeDtypeStruct((32, 32, 3), "uint8"), jax.ShapeDtypeStruct((), "int32")
+        ... )
+        >>> params = cifar_cnn(channels=(2, 3)).init(jax.random.key(0), Spec(image, classes=10))
+        >>> params.output.weight.shape
+        (64, 10)
+
+    Reference: Collins et al. (2021), Exploiting shared representations for personalized federated
+    learning.
     """
     return _cnn("cifar_cnn", channels, hidden)
 
@@ -101,7 +139,20 @@ def cifar_cnn(
 def convolve(
     x: Float[Array, "rows height width inputs"], kernel: Float[Array, "tall wide inputs outputs"]
 ) -> Float[Array, "rows height2 width2 outputs"]:
-    """Cross-correlation without padding, stride 1, as networks mean "convolution"."""
+    """Cross-correlation without padding and with stride 1, which networks call convolution.
+
+    Args:
+        x: Images, one per row.
+        kernel: One filter per output channel.
+
+    Returns:
+        One image per row and output channel, smaller by the size of the kernel minus 1.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> convolve(jnp.ones((1, 3, 3, 1)), jnp.ones((2, 2, 1, 1)))[0, :, :, 0].tolist()
+        [[4.0, 4.0], [4.0, 4.0]]
+    """
     tall, wide, inputs, outputs = kernel.shape
     height, width = x.shape[1] - tall + 1, x.shape[2] - wide + 1
     patches = jnp.concatenate(
@@ -116,9 +167,18 @@ def max_pool(
     """Maxima of 2x2 windows; an odd last row or column is dropped.
 
     Where values tie, as ReLU's zeros and plain backgrounds do, the gradient is shared equally among
-    them: a subgradient, whose sum over a window is the gradient of its maximum. `lax.reduce_window`
-    gives all of it to the first instead. Sending all of it to each was at most 7 per cent faster in
-    training, and is wrong: a window of four equal values would count four times.
+    them, a subgradient; `lax.reduce_window` gives all of it to the first.
+
+    Args:
+        x: Images, one per row.
+
+    Returns:
+        Images of half the height and width.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1))[0, :, :, 0].tolist()
+        [[5.0, 7.0], [13.0, 15.0]]
     """
     rows, height, width, channels = x.shape
     x = x[:, : height // 2 * 2, : width // 2 * 2]
@@ -146,8 +206,8 @@ def _image_of(name: str, spec: Spec, convolutions: int) -> tuple[int, int, int]:
     shape = spec.rows.x.shape
     if len(shape) not in (2, 3):
         raise ValueError(
-            f"{name}: rows must be images (height, width) or (height, width, channels), these have shape {shape}; "
-            "reshape the rows, or use mlp() or softmax()"
+            f"{name}: rows must be images (height, width) or (height, width, channels), these have "
+            f"shape {shape}; reshape the rows, or use mlp() or softmax()"
         )
     height, width, *channels = shape
     least = 1
@@ -155,8 +215,8 @@ def _image_of(name: str, spec: Spec, convolutions: int) -> tuple[int, int, int]:
         least = 2 * least + _KERNEL - 1
     if min(height, width) < least:
         raise ValueError(
-            f"{name}: images of {height}x{width} are too small for {convolutions} convolutions with pooling; "
-            f"at least {least}x{least} is needed"
+            f"{name}: images of {height}x{width} are too small for {convolutions} convolutions "
+            f"with pooling; at least {least}x{least} is needed"
         )
     return height, width, channels[0] if channels else 1
 

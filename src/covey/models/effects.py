@@ -1,75 +1,42 @@
-"""Laws of random effects, p(z | beta): how the effects of clients spread over the population.
+"""Laws of random effects, p(z | beta): how the effects of clients vary over the population.
 
-    gaussian   a mean and a covariance: one deviation for all effects, one each, or a full matrix
-    mixture    several Gaussians: kinds of clients
-    energy     exp(-E(z; beta)), E a small network: whatever shape the clients have
-    fixed      a Gaussian that is given and not learned: for few clients
-
-A law is a NamedTuple of pure functions of its parameters beta; a method learns beta from the
-clients' draws of z.
+gaussian   a mean and a covariance: one deviation for all effects, one each, or a full matrix
+mixture    several Gaussians: kinds of clients
+energy     exp(-E(z; beta)), E a small network: any shape (see `energy.py`)
+fixed      a Gaussian that is given and not learned: for few clients
 """
 
 import math
-import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-import blackjax.mcmc.mala as adjusted
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+import numpy as np
+from jaxtyping import Array, Float
 
-from covey.core.shard import Spec
+from covey.models.energy import Energy, energy
+from covey.models.law import Law, Normaliser
 
-
-class Normaliser(NamedTuple):
-    """The gradient of log of the integral of exp(log_density) by beta, for a law whose integral is
-    not known.
-
-    It is the mean of grad_beta log_density over the law itself, here over particles of a Markov
-    chain that goes on from round to round. It needs no data, so the server does it.
-
-    init: (key, beta) -> particles.
-    gradient: (key, beta, particles) -> (the gradient, particles).
-    """
-
-    init: Callable[[Key[Array, ""], PyTree], PyTree]
-    gradient: Callable[[Key[Array, ""], PyTree, PyTree], tuple[PyTree, PyTree]]
-
-
-class Law(NamedTuple):
-    """A law of random effects.
-
-    init: (key, z, spec) -> beta; z is where a model's effects start.
-    log_density: (beta, z) -> log p(z | beta), up to a constant; where that depends on beta there is
-        a normaliser.
-    start: (beta) -> z, where the chain of a client begins.
-    draws: (key, beta, number) -> effects of clients about which nothing is known, stacked.
-    project: (beta) -> beta within its bounds.
-    normaliser: None where log_density is complete.
-    transport: (beta, other beta, z) -> z as the other law would have it, of the same standardised
-        effects; None where a law has no such thing.
-    learned: whether beta is learned; if not, clients send nothing about it.
-    describe: (beta) -> {name: value}: how clients differ, as users know it, every axis one of
-        effects; None where beta is all there is.
-    """
-
-    init: Callable[[Key[Array, ""], Float[Array, " effects"], Spec], PyTree]
-    log_density: Callable[[PyTree, Float[Array, " effects"]], Float[Array, ""]]
-    start: Callable[[PyTree], Float[Array, " effects"]]
-    draws: Callable[[Key[Array, ""], PyTree, int], Float[Array, "number effects"]]
-    project: Callable[[PyTree], PyTree] = lambda beta: beta
-    normaliser: Normaliser | None = None
-    transport: (
-        Callable[[PyTree, PyTree, Float[Array, " effects"]], Float[Array, " effects"]] | None
-    ) = None
-    learned: bool = True
-    describe: Callable[[PyTree], dict[str, Array]] | None = None
+__all__ = [
+    "LAWS",
+    "Correlated",
+    "Energy",
+    "Gaussian",
+    "Law",
+    "Mixture",
+    "Normaliser",
+    "energy",
+    "fixed",
+    "gaussian",
+    "mixture",
+]
 
 
 class Gaussian(NamedTuple):
-    """A mean and log standard deviations: one for all effects, or one for each."""
+    """Parameters of a Gaussian: a mean, and log standard deviations, one for all effects or one for
+    each.
+    """
 
     mean: Float[Array, "*components effects"]
     log_scale: Float[Array, "*deviations"]
@@ -80,8 +47,8 @@ class Gaussian(NamedTuple):
 
 
 class Correlated(NamedTuple):
-    """A Gaussian z = mean + L xi, L = (I + lower) diag(exp(log_scale)), lower strictly triangular:
-    any covariance LL'.
+    """Parameters of a Gaussian with any covariance LL': L = (I + lower) diag(exp(log_scale)),
+    lower strictly triangular.
     """
 
     mean: Float[Array, " effects"]
@@ -110,21 +77,10 @@ Bounded = TypeVar("Bounded", Gaussian, Correlated)  # laws with deviations to ke
 
 
 class Mixture(NamedTuple):
-    """Gaussian components with log weights up to a constant."""
+    """Parameters of a mixture: Gaussian components, with log weights up to a constant."""
 
     logits: Float[Array, " components"]
     components: Gaussian
-
-
-class Energy(NamedTuple):
-    """E(z) = |z - centre|^2 / (2 spread^2) + a network's value with one hidden layer; the first
-    term makes the law proper.
-    """
-
-    centre: Float[Array, " effects"]
-    inward: Float[Array, "units effects"]
-    bias: Float[Array, " units"]
-    outward: Float[Array, " units"]
 
 
 def gaussian(
@@ -133,10 +89,28 @@ def gaussian(
     initial_scale: float = 1.0,
     scale_bounds: tuple[float, float] = (1e-2, 1e2),
 ) -> Law:
-    """A Gaussian whose mean and covariance are learned; deviations start at `initial_scale` and
-    stay within `scale_bounds`.
+    """Gaussian law of random effects whose mean and covariance are learned.
 
-    With a full covariance the bounds are those of each effect given the ones before it.
+        z ~ N(mean, Sigma),   Sigma = s^2 I, diag(s^2) or LL'
+
+    Args:
+        covariance: "isotropic" for one standard deviation of all effects, "diagonal" for one each
+            (the default), "full" for correlated effects.
+        initial_scale: Standard deviation at which learning starts, in units of the effects.
+        scale_bounds: Smallest and largest standard deviation allowed. With a full covariance they
+            bound each effect's deviation given the effects before it.
+
+    Returns:
+        A law for `fedpop(effects=...)`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import Spec
+        >>> law = gaussian(covariance="full", initial_scale=0.5)
+        >>> beta = law.init(jax.random.key(0), jnp.zeros(2), Spec(None))
+        >>> law.describe(beta)["deviation"].tolist()
+        [0.5, 0.5]
     """
     if covariance not in ("isotropic", "diagonal", "full"):
         raise ValueError(
@@ -151,8 +125,8 @@ def gaussian(
             return Correlated(z, log_scale, jnp.zeros((len(z), len(z)), z.dtype))
         return Gaussian(z, log_scale)
 
-    def draws(key, beta, number):
-        noise = jax.random.normal(key, (number, *beta.mean.shape), beta.mean.dtype)
+    def draws(key, beta, count):
+        noise = jax.random.normal(key, (count, *beta.mean.shape), beta.mean.dtype)
         return beta.mean + (
             noise @ beta.root.T if covariance == "full" else jnp.exp(beta.log_scale) * noise
         )
@@ -178,8 +152,27 @@ def gaussian(
 def mixture(
     *, components: int, initial_scale: float = 1.0, scale_bounds: tuple[float, float] = (1e-2, 1e2)
 ) -> Law:
-    """`components` Gaussians with diagonal covariances; their means start at random,
-    `initial_scale` around the model's start.
+    """Mixture of Gaussians as the law of random effects: several kinds of clients.
+
+        p(z) = sum_k w_k N(z; mean_k, diag(s_k^2))
+
+    Args:
+        components: Number of Gaussians, that is of kinds of clients.
+        initial_scale: Standard deviation at which learning starts. The components' means start at
+            random, this far from the model's start, so that they can separate.
+        scale_bounds: Smallest and largest standard deviation allowed.
+
+    Returns:
+        A law for `fedpop(effects=...)`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import Spec
+        >>> law = mixture(components=2)
+        >>> beta = law.init(jax.random.key(0), jnp.zeros(3), Spec(None))
+        >>> beta.components.mean.shape
+        (2, 3)
     """
     if components < 1:
         raise ValueError(f"mixture: components must be at least 1, got {components}")
@@ -194,9 +187,9 @@ def mixture(
         each = jax.vmap(lambda one: one.log_density(z))(beta.components)
         return jax.nn.logsumexp(jax.nn.log_softmax(beta.logits) + each)
 
-    def draws(key, beta, number):
+    def draws(key, beta, count):
         choose, spread = jax.random.split(key)
-        which = jax.random.categorical(choose, beta.logits, shape=(number,))
+        which = jax.random.categorical(choose, beta.logits, shape=(count,))
         mean, log_scale = beta.components.mean[which], beta.components.log_scale[which]
         return mean + jnp.exp(log_scale) * jax.random.normal(spread, mean.shape, mean.dtype)
 
@@ -209,109 +202,67 @@ def mixture(
     )
 
 
-def energy(
+def fixed(
     *,
-    units: int = 32,
-    spread: float = 2.0,
-    step_size: float = 0.02,
-    particles: int = 200,
-    steps: int = 20,
-    fewest_clients: int = 50,
+    scale: float | None = None,
+    mean: Sequence[float] | np.ndarray | None = None,
+    covariance: Sequence[Sequence[float]] | np.ndarray | None = None,
 ) -> Law:
-    """A density exp(-E(z)) of any shape, E a network of `units` hidden units inside a wide Gaussian
-    of deviation `spread`.
+    """Gaussian law of random effects that is given, not learned: clients send nothing about it.
 
-    The network is bounded, so `spread` must be wider than the clients'. Its integral is followed by
-    `particles` Markov chains of `steps` transitions a round, exact ones: a Langevin step of
-    `step_size`, adjusted, and a jump to a draw of the wide Gaussian, taken or not (Metropolis).
-    Jumps lead from mode to mode where effects are few. Fewer than `fewest_clients` clients give a
-    warning: a shape needs many points.
+        z ~ N(mean, scale^2 I)  or  N(mean, covariance)
+
+    Args:
+        scale: Standard deviation of every effect, in units of the effects. Default: 1, unless a
+            covariance is given.
+        mean: Mean of each effect, in the order of the effects (the intercept first). Default: the
+            value at which the model's effects start, zero for generalised linear models.
+        covariance: Full covariance matrix of the effects, instead of `scale`: symmetric and
+            positive definite, with the intercept first.
+
+    Returns:
+        A law for `fedpop(effects=...)`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import Spec
+        >>> law = fixed(covariance=[[1.0, 0.5], [0.5, 4.0]])
+        >>> beta = law.init(jax.random.key(0), jnp.zeros(2), Spec(None))
+        >>> law.describe(beta)["correlation"][0, 1].round(3).item()
+        0.25
     """
-    for name, value, least in (
-        ("units", units, 1),
-        ("particles", particles, 1),
-        ("steps", steps, 1),
-    ):
-        if value < least:
-            raise ValueError(f"energy: {name} must be at least {least}, got {value}")
-    for name, value in (("spread", spread), ("step_size", step_size)):
-        if value <= 0:
-            raise ValueError(f"energy: {name} must be above 0, got {value:g}")
-    langevin = adjusted.build_kernel()
-
-    def init(key, z, spec):
-        if spec.clients is not None and spec.clients < fewest_clients:
-            warnings.warn(
-                f"energy: {spec.clients} clients are few for the shape of a density; gaussian() or fixed() need fewer",
-                stacklevel=2,
-            )
-        inward, bias = jax.random.split(key)
-        scale = 1 / (spread * math.sqrt(len(z)))
-        return Energy(
-            centre=z,
-            inward=scale * jax.random.normal(inward, (units, len(z)), z.dtype),
-            bias=jax.random.normal(bias, (units,), z.dtype),
-            outward=jnp.zeros(units, z.dtype),
+    if scale is not None and covariance is not None:
+        raise ValueError("fixed: scale= and covariance= are two ways to say one thing; give one")
+    deviation = 1.0 if scale is None else scale
+    if deviation <= 0:
+        raise ValueError(
+            f"fixed: scale is a standard deviation and must be above 0, got {deviation:g}"
         )
-
-    def network(beta, z):
-        return beta.outward @ jnp.tanh(beta.inward @ (z - beta.centre) + beta.bias)
-
-    def log_density(beta, z):
-        return -jnp.sum((z - beta.centre) ** 2) / (2 * spread**2) - network(beta, z)
-
-    def wide(key, beta, number):
-        """Draws of the law without its network."""
-        return beta.centre + spread * jax.random.normal(
-            key, (number, *beta.centre.shape), beta.centre.dtype
-        )
-
-    def moved(key, beta, at, number):
-        """Particles after `number` transitions that keep the law."""
-
-        def walk(key, z):
-            density = partial(log_density, beta)
-            return langevin(key, adjusted.init(z, density), density, step_size)[0].position
-
-        def step(place, at):
-            walks, jump, accept = jax.random.split(jax.random.fold_in(key, place), 3)
-            far = wide(jump, beta, len(at))
-            at = jnp.asarray(jax.vmap(walk)(jax.random.split(walks, len(at)), at))
-            # The wide Gaussian is both a factor of the law and the proposal, and cancels.
-            gain = jax.vmap(partial(network, beta))(at) - jax.vmap(partial(network, beta))(far)
-            taken = jnp.log(jax.random.uniform(accept, gain.shape, gain.dtype)) < gain
-            return jnp.where(taken[:, None], far, at)
-
-        return jax.lax.fori_loop(0, number, step, at)
-
-    def draws(key, beta, number):
-        start, walk = jax.random.split(key)
-        return moved(walk, beta, wide(start, beta, number), math.ceil(5 * spread**2 / step_size))
-
-    def gradient(key, beta, at):
-        at = moved(key, beta, at, steps)
-        return jax.grad(lambda beta: jnp.mean(jax.vmap(log_density, in_axes=(None, 0))(beta, at)))(
-            beta
-        ), at
-
-    return Law(
-        init=init,
-        log_density=log_density,
-        start=lambda beta: beta.centre,
-        draws=draws,
-        normaliser=Normaliser(lambda key, beta: wide(key, beta, particles), gradient),
+    root = None if covariance is None else _cholesky(covariance)
+    law = gaussian(
+        covariance="isotropic" if root is None else "full",
+        initial_scale=deviation,
+        scale_bounds=(deviation, deviation),
     )
 
+    def init(key, z, spec):
+        for name, given in (("mean", mean), ("covariance", covariance)):
+            if given is not None and len(given) != len(z):
+                raise ValueError(
+                    f"fixed: {name} is of {len(given)} effects, but this model has {len(z)}"
+                )
+        centre = z if mean is None else jnp.asarray(mean, z.dtype)
+        if root is None:
+            return law.init(key, centre, spec)
+        diagonal = np.diag(root)
+        return Correlated(
+            centre,
+            jnp.asarray(np.log(diagonal), z.dtype),
+            jnp.asarray(np.tril(root / diagonal, -1), z.dtype),
+        )
 
-def fixed(*, scale: float = 1.0) -> Law:
-    """A Gaussian of deviation `scale` around where the model's effects start, as it is: clients
-    send nothing about it.
-    """
-    if scale <= 0:
-        raise ValueError(f"fixed: scale is a standard deviation and must be above 0, got {scale:g}")
-    return gaussian(
-        covariance="isotropic", initial_scale=scale, scale_bounds=(scale, scale)
-    )._replace(learned=False)
+    return law._replace(init=init, project=lambda beta: beta, learned=False)
 
 
 LAWS: dict[str, Callable[..., Law]] = {
@@ -321,6 +272,23 @@ LAWS: dict[str, Callable[..., Law]] = {
     "fixed": fixed,
 }
 """Laws by name. The first line of a factory's docstring is its description."""
+
+
+def _cholesky(
+    covariance: Sequence[Sequence[float]] | np.ndarray,
+) -> Float[np.ndarray, "effects effects"]:
+    matrix = np.asarray(covariance, float)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"fixed: covariance must be a square matrix, got shape {matrix.shape}")
+    if not np.allclose(matrix, matrix.T, rtol=1e-6):
+        raise ValueError("fixed: covariance must be symmetric")
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            "fixed: covariance must be positive definite, its smallest eigenvalue is "
+            f"{np.linalg.eigvalsh(matrix)[0]:.3g}"
+        ) from None
 
 
 def _deviations(beta: Gaussian | Correlated) -> dict[str, Array]:

@@ -1,12 +1,9 @@
-"""Latent-variable models of the exponential family: what EM in the space of sufficient statistics
-needs to know of a model.
+"""Latent-variable models of the exponential family, for EM in the space of sufficient statistics.
 
-The complete data of a row y with its latent variable z have the density exp(<s(y, z), phi(theta)> -
-psi(theta)). With S the mean over rows of E[s(y, z) | y; theta], the maximisation is T(S) = argmin
-over theta of psi(theta) + R(theta) - <S, phi(theta)>, R a penalty.
-
-Statistics may be of any total weight: T depends on their proportions only, so sums over rows serve
-as well as means.
+The complete data of a row y with its latent variable z have the density
+exp(<s(y, z), phi(theta)> - psi(theta)). With S the mean over rows of E[s(y, z) | y; theta], the
+maximisation is T(S) = argmin over theta of psi(theta) + R(theta) - <S, phi(theta)>, R a penalty.
+T depends on the proportions of S only, so that sums over rows serve as well as means.
 
 Averages that are noisy, compressed or of few rows can be statistics of no data at all. `maximise`
 must survive them: a component that has become empty keeps its parameters and a small weight, a
@@ -23,13 +20,13 @@ from jaxtyping import Array, Bool, Float, Key, PyTree, Shaped
 from covey.core.shard import Batch, Rows, Spec
 from covey.models.predictive import Predictive
 
-EMPTY = 1e-6  # a component with less than this share of the rows has none
+EMPTY = 1e-6  # a component with less than this share of the rows counts as empty
 LOW = 1e-6  # a variance shrinks by no more than this factor at once
 
 
 class Repairs(NamedTuple):
-    """Of how many components the maximisation had to keep the parameters, and how many covariances
-    it had to lift.
+    """Counts of components that kept their parameters because they were empty, and of covariances
+    that were lifted.
     """
 
     empty: Float[Array, ""]
@@ -39,15 +36,16 @@ class Repairs(NamedTuple):
 class LatentModel(NamedTuple):
     """A latent-variable model as pure functions.
 
-    name: what reports call it.
-    init: (key, spec) -> theta, where EM starts. Data that do not fit raise a ValueError.
-    expected: (theta) -> statistics whose maximum is theta, of weight one.
-    statistics: (theta, batch) -> the sum over the batch's rows of E[s | row; theta].
-    maximise: (statistics, theta before) -> (theta, repairs).
-    log_likelihood: (theta, rows) -> log p(row; theta) by row.
-    penalty: (theta) -> R(theta), beside minus the mean log-likelihood of a row.
-    predictive: (theta, x) -> a predictive distribution: of the outcome, or of the component where
-        there is no outcome.
+    Attributes:
+        name: The model's name in reports.
+        init: (key, spec) -> theta, the start of EM. Data that do not fit raise a ValueError.
+        expected: (theta) -> statistics with theta as their maximum, of weight one.
+        statistics: (theta, batch) -> the sum over the batch's rows of E[s | row; theta].
+        maximise: (statistics, theta before) -> (theta, repairs).
+        log_likelihood: (theta, rows) -> log p(row; theta), one value per row.
+        penalty: (theta) -> R(theta), beside minus the mean log-likelihood of a row.
+        predictive: (theta, x) -> a predictive distribution: of the outcome, or of the component
+            where there is no outcome.
     """
 
     name: str
@@ -63,7 +61,7 @@ class LatentModel(NamedTuple):
 def responsibilities(
     log_joint: Float[Array, "rows components"], mask: Bool[Array, " rows"]
 ) -> Float[Array, "rows components"]:
-    """p(component | row) from log p(component, row); zero for rows that are not there."""
+    """The probability p(component | row) from log p(component, row); zero for masked rows."""
     return jnp.where(mask[:, None], jax.nn.softmax(log_joint, axis=-1), 0.0)
 
 
@@ -82,8 +80,8 @@ def shares_of(
 def divided(
     total: Float[Array, " components *s"], by: Float[Array, " components"]
 ) -> Float[Array, " components *s"]:
-    """`total / by` for each component; a component with nothing to divide by gives `total`, which
-    nobody is to use.
+    """`total / by` for each component; `total` itself, which must not be used, where `by` is
+    zero.
     """
     return total / jnp.where(by > 0, by, 1.0).reshape(by.shape + (1,) * (total.ndim - 1))
 
@@ -98,8 +96,8 @@ def kept(
 def lifted(
     matrix: Float[Array, "*components d d"], scale: Float[Array, "*components"], ridge: float
 ) -> tuple[Float[Array, "*components d d"], Bool[Array, "*components"]]:
-    """Symmetric matrices whose eigenvalues are at least `LOW * scale`, and which had one below that
-    or below the ridge.
+    """Symmetric matrices with eigenvalues raised to `LOW * scale`, and which matrices had one
+    below that or below the ridge.
     """
     values, vectors = jnp.linalg.eigh(matrix)
     least = LOW * scale
@@ -111,7 +109,7 @@ def lifted(
 
 
 def check_components(name: str, components: int, ridge: float) -> None:
-    """A ValueError for options that no mixture has."""
+    """Raise a ValueError for options that no mixture has."""
     if components < 1:
         raise ValueError(f"{name}: components must be at least 1, got {components}")
     if not ridge >= 0:
@@ -121,7 +119,7 @@ def check_components(name: str, components: int, ridge: float) -> None:
 def given_or(
     name: str, what: str, given: object, shape: tuple[int, ...], otherwise: Callable[[], Array]
 ) -> Float[Array, "*s"]:
-    """A start that was given, checked, or one that is made."""
+    """A start that was given, with its shape checked, or one that is made."""
     if given is None:
         return otherwise()
     value = jnp.asarray(given, float)
@@ -133,6 +131,6 @@ def given_or(
 
 
 def weights_or_equal(name: str, given: object, components: int) -> Float[Array, " components"]:
-    """Weights that were given, scaled to add up to one, or equal ones."""
+    """Weights that were given, scaled to a sum of one, or equal weights."""
     value = given_or(name, "weights", given, (components,), lambda: jnp.ones(components))
     return value / jnp.sum(value)

@@ -2,16 +2,9 @@
 of its own client.
 
 The generalised linear ones add z to the coefficients of a generalised linear model: z_0 to the
-intercept, z_j to the weight of the j-th column that `slopes` gives, by number or by name,
+intercept, z_j to the weight of the j-th column in `slopes`,
 
     predictor = x'w + b + z_0 + sum_j z_j x_j.
-
-A likelihood sees rows, which have no names: which columns names stand for is found when phi is made
-from the data's Spec, and rides along in phi as a part that jit knows and nobody learns.
-
-Where the effects have a mean of their own, as in FedPop, data tell only sums apart: the intercept
-of a typical client is b + mean_0 and its weight of such a column is w_j + mean_j. `own_parameters`
-gives these sums.
 """
 
 from collections.abc import Callable
@@ -20,14 +13,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from covey.core.shard import Axis, Rows, Spec
-from covey.models.effects import Law
-from covey.models.linear import Linear, Noisy, linear, logistic, poisson
-from covey.models.model import Model, flat, flat_size, need_number
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.families import BERNOULLI, GAUSSIAN, POISSON
+from covey.models.law import Law
+from covey.models.linear import Linear, Noisy, generalised_linear
+from covey.models.model import Model, flat_size
+from covey.models.predictive import Categorical, Mixture, Predictive, mixture_of
 
 Slopes: TypeAlias = tuple[int | str, ...] | Literal["all"]
 
@@ -35,16 +28,23 @@ Slopes: TypeAlias = tuple[int | str, ...] | Literal["all"]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Columns:
-    """Numbers of columns, in a tree of parameters: a static part, without leaves."""
+    """Indices of columns, in a tree of parameters: a static part, without leaves."""
 
-    numbers: tuple[int, ...] = field(metadata={"static": True})
+    indices: tuple[int, ...] = field(metadata={"static": True})
 
 
 class NamedSlopes(NamedTuple):
-    """phi of a model whose `slopes` are names: its coefficients, and which columns have these
-    names.
+    """Shared parameters phi of a model whose `slopes` are names: its coefficients, and which
+    columns have these names.
 
-    log_scale: as in `Noisy`; None where the noise is not learned.
+    A likelihood sees rows, which have no names: the columns are found when phi is made from the
+    data's Spec, and stay in phi as a static part that is not learned.
+
+    Attributes:
+        weight: Weight of each column.
+        bias: Intercept.
+        log_scale: Logarithm of the noise's standard deviation; None where it is not learned.
+        slopes: The columns with a random slope.
     """
 
     weight: Float[Array, " features"]
@@ -54,24 +54,27 @@ class NamedSlopes(NamedTuple):
 
 
 class MixedModel(NamedTuple):
-    """A likelihood p(y | x, phi, z) as pure functions; the law of the effects z is the method's,
-    unless the model has its own.
+    """A likelihood p(y | x, phi, z) as pure functions: phi is shared, z is each client's own.
 
-    name: what reports call it.
-    init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a
-        ValueError.
-    init_effects: (key, spec) -> z, a vector: the effects of a client about which nothing is known
-        yet.
-    log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising constants.
-    predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a client
-        with effects z.
-    log_prior: (phi) -> log p(phi) up to a constant; None is flat.
-    law: the law of the effects, whose parameters are then phi; None leaves it to the method.
-    describe: (phi, z) -> {name: value}: effects as users know them; None where z is all there is.
-    coefficients: (phi, z) -> {name: value}: all that a client with effects z has, shared ones too;
-        None if these have no names.
-    axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x, and of the
-        `effects` z themselves.
+    The law of the effects z belongs to the method, unless the model has its own.
+
+    Attributes:
+        name: Name in reports.
+        init: (key, spec) -> phi, a pytree of floating-point arrays. Data that do not fit raise a
+            ValueError.
+        init_effects: (key, spec) -> z, a vector: the effects of a client without rows.
+        log_likelihood: (phi, z, rows) -> log p(y | x, phi, z) by row, with all normalising
+            constants.
+        predictive: (phi, z, x) -> the predictive distribution of the outcomes of the rows x of a
+            client with effects z.
+        log_prior: (phi) -> log p(phi) up to a constant; None is flat.
+        law: The law of the effects, whose parameters are then phi; None leaves it to the method.
+        describe: (phi, z) -> {name: value}: effects as users know them; None where z needs no
+            further description.
+        coefficients: (phi, z) -> {name: value}: all coefficients of a client with effects z, shared
+            ones too; None where they have no names.
+        axes: (spec) -> {name: Axis}: labels of what is described, such as the columns of x, and of
+            the `effects` z themselves.
     """
 
     name: str
@@ -89,73 +92,100 @@ class MixedModel(NamedTuple):
 
 
 def mixed_linear(*, scale: float | None = None, slopes: Slopes = ()) -> MixedModel:
-    """Linear regression with random intercepts, and random slopes of the columns `slopes`, given by
-    number or name.
+    """Linear regression with a random intercept for each client, and random slopes.
 
-    The noise has the standard deviation `scale`, or one that is learned, from 1.
+        y = x'w + b + z_0 + sum_j z_j x_j + scale * noise,   noise ~ N(0, 1)
+
+    Args:
+        scale: Standard deviation of the noise, in units of the outcome. Default: None, which learns
+            it, starting from 1.
+        slopes: Columns with a random slope for each client, by name or index, or "all". Default:
+            none, a random intercept only.
+
+    Returns:
+        A mixed model of data with a numeric outcome, for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> data = FederatedData.from_clients(
+        ...     {"a": (np.eye(2), np.array([0.5, 1.0]))}, features=["age", "dose"]
+        ... )
+        >>> model = mixed_linear(slopes=("dose",))
+        >>> model.init_effects(jax.random.key(0), data.spec).shape  # the intercept and one slope
+        (2,)
+        >>> model.axes(data.spec)["effects"].labels
+        ('intercept', 'dose')
     """
-    return _generalised("mixed_linear", linear(scale=scale), slopes)
+    return _generalised(generalised_linear("mixed_linear", GAUSSIAN, scale=scale), slopes)
 
 
 def mixed_logistic(*, slopes: Slopes = ()) -> MixedModel:
-    """Logistic regression with random intercepts, and random slopes of the columns `slopes`, given
-    by number or name.
+    """Logistic regression with a random intercept for each client, and random slopes.
+
+        log p(1) - log p(0) = x'w + b + z_0 + sum_j z_j x_j
+
+    Args:
+        slopes: Columns with a random slope for each client, by name or index, or "all". Default:
+            none, a random intercept only.
+
+    Returns:
+        A mixed model of data with two classes, for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> phi, z = Linear(jnp.array([1.0]), jnp.array(0.5)), jnp.array([-0.5])
+        >>> mixed_logistic().predictive(phi, z, jnp.zeros((1, 1))).mean.tolist()
+        [[0.5, 0.5]]
     """
-    return _generalised("mixed_logistic", logistic(), slopes)
+    return _generalised(generalised_linear("mixed_logistic", BERNOULLI), slopes)
 
 
 def mixed_poisson(*, slopes: Slopes = ()) -> MixedModel:
-    """Poisson regression with random intercepts, and random slopes of the columns `slopes`, given
-    by number or name.
+    """Poisson regression with a random intercept for each client, and random slopes.
+
+        log E[y] = x'w + b + z_0 + sum_j z_j x_j
+
+    Args:
+        slopes: Columns with a random slope for each client, by name or index, or "all". Default:
+            none, a random intercept only.
+
+    Returns:
+        A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
+        `fedper`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> phi, z = Linear(jnp.array([1.0]), jnp.array(0.5)), jnp.array([-0.5])
+        >>> float(mixed_poisson().predictive(phi, z, jnp.zeros((1, 1))).mean[0])
+        1.0
     """
-    return _generalised("mixed_poisson", poisson(), slopes)
-
-
-def linear_map(*, effects: int, scale: float = 1.0, start: np.ndarray | None = None) -> MixedModel:
-    """Linear regression on `effects` features phi'x that all clients share: y = z'phi'x + noise,
-    phi a matrix.
-
-    phi starts at `start`, or with random orthonormal columns; `spectral_start` gives a better one.
-    """
-    if effects < 1:
-        raise ValueError(f"linear_map: effects must be at least 1, got {effects}")
-    if scale <= 0:
-        raise ValueError(
-            f"linear_map: scale is a standard deviation and must be above 0, got {scale:g}"
-        )
-
-    def init(key: Key[Array, ""], spec: Spec) -> Float[Array, "features effects"]:
-        need_number("linear_map", spec)
-        if effects > flat_size(spec):
-            raise ValueError(
-                f"linear_map: {effects} effects are more than the {flat_size(spec)} columns of these rows"
-            )
-        if start is not None:
-            if start.shape != (flat_size(spec), effects):
-                raise ValueError(
-                    f"linear_map: start must have shape {(flat_size(spec), effects)}, got {start.shape}"
-                )
-            return jnp.asarray(start, float)
-        return jax.random.orthogonal(key, flat_size(spec), m=effects)
-
-    def predictive(
-        phi: Float[Array, "features effects"],
-        z: Float[Array, " effects"],
-        x: Shaped[Array, " rows *columns"],
-    ) -> Normal:
-        mean = flat(x) @ (phi @ z)
-        return Normal(mean, jnp.full_like(mean, scale))
-
-    return _from_predictive("linear_map", init, lambda key, spec: jnp.zeros(effects), predictive)
+    return _generalised(generalised_linear("mixed_poisson", POISSON), slopes)
 
 
 def own_parameters(
     phi: Linear | Noisy | NamedSlopes, z: Float[Array, " effects"], slopes: Slopes = ()
 ) -> Linear | Noisy:
-    """The coefficients of a client with effects z; with z the mean of the effects, those of a
-    typical client.
+    """The coefficients of a client with effects z.
 
-    slopes: those of the model that phi is of.
+    Where the effects have a mean of their own, as in FedPop, data identify only sums: the intercept
+    of a typical client is b + mean_0, and its weight of a column with a random slope w_j + mean_j.
+    With z the mean of the effects this function gives these sums.
+
+    Args:
+        phi: The shared parameters.
+        z: The client's effects, the intercept first.
+        slopes: The `slopes` of the model that phi belongs to.
+
+    Returns:
+        Weights and intercept, and the noise where it is learned.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> phi = Linear(jnp.array([1.0, 2.0]), jnp.array(0.0))
+        >>> own_parameters(phi, jnp.array([0.5, -1.0]), slopes=(1,)).weight.tolist()
+        [1.0, 1.0]
     """
     weight, bias = phi.weight.at[_columns(phi, slopes)].add(z[1:]), phi.bias + z[0]
     if isinstance(phi, Linear) or phi.log_scale is None:
@@ -166,50 +196,42 @@ def own_parameters(
 def averaged(
     predictive: Callable[[Float[Array, " effects"]], Predictive],
     draws: Float[Array, "draws effects"],
-) -> Predictive:
-    """What draws of the effects predict together; see `average_of`."""
-    return average_of(jax.vmap(predictive)(draws))
+) -> Categorical | Mixture:
+    """The predictive distribution of several draws: the mixture with one member per draw.
 
+    Args:
+        predictive: (z) -> the predictive distribution of some rows given the effects z.
+        draws: Draws of the effects, one per row.
 
-def average_of(members: Predictive, weights: Float[Array, " members"] | None = None) -> Predictive:
-    """What predictives together say that are stacked on a leading axis; equal weights where none
-    are given.
+    Returns:
+        The mixture with equal weights; see `mixture_of`.
 
-    Labels: the mixture itself. Numbers: the Gaussian with the mixture's mean and variance. Counts:
-    the Poisson with its mean.
+    Example:
+        >>> import jax.numpy as jnp
+        >>> model, phi = mixed_poisson(), Linear(jnp.zeros(1), jnp.asarray(2.0))
+        >>> draws = jnp.array([[-1.0], [0.0], [1.0]])
+        >>> counts = averaged(lambda z: model.predictive(phi, z, jnp.zeros((1, 1))), draws)
+        >>> round(float(counts.mean[0]), 2), round(float(counts.variance[0]), 2)
+        (10.06, 63.91)
     """
-    if isinstance(members, Categorical):
-        return Categorical.average(members.log_probability, weights)
-    if isinstance(members, Normal):
-        mean = jnp.average(members.mean, axis=0, weights=weights)
-        variance = jnp.average(
-            members.scale**2 + (members.mean - mean) ** 2, axis=0, weights=weights
-        )
-        return Normal(mean, jnp.sqrt(variance))
-    if isinstance(members, Poisson):
-        each = jnp.ones(members.log_rate.shape[0]) if weights is None else weights
-        by_row = each.reshape(-1, *(1,) * (members.log_rate.ndim - 1))
-        return Poisson(
-            jax.nn.logsumexp(members.log_rate, axis=0, b=by_row) - jnp.log(jnp.sum(each))
-        )
-    raise ValueError(
-        f"draws are averaged of Categorical, Normal and Poisson predictions, not of {type(members).__name__}"
-    )
+    return mixture_of(jax.vmap(predictive)(draws))
 
 
 def _columns(phi: Linear | Noisy | NamedSlopes, slopes: Slopes) -> slice | Array:
     if slopes == "all":
         return slice(None)
-    numbers = phi.slopes.numbers if isinstance(phi, NamedSlopes) else slopes
-    if any(isinstance(column, str) for column in numbers):
+    indices = phi.slopes.indices if isinstance(phi, NamedSlopes) else slopes
+    if any(isinstance(column, str) for column in indices):
         raise ValueError(
-            f"slopes={slopes} are names, which these coefficients do not know; take phi from the model's own init"
+            f"slopes={slopes} are names, which these coefficients do not know; take phi from the "
+            "model's own init"
         )
-    return jnp.array(numbers, int)
+    return jnp.array(indices, int)
 
 
-def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
-    """A generalised linear model whose client has coefficients of its own."""
+def _generalised(base: Model, slopes: Slopes) -> MixedModel:
+    """The generalised linear model `base` with random effects added to its coefficients."""
+    name = base.name
     if slopes != "all" and len(set(slopes)) < len(slopes):
         raise ValueError(f"{name}: slopes names a column twice: {slopes}")
     by_name = slopes != "all" and any(isinstance(column, str) for column in slopes)
@@ -261,21 +283,21 @@ def _generalised(name: str, base: Model, slopes: Slopes) -> MixedModel:
             "effects": effects,
         }
 
-    model = _from_predictive(name, init, init_effects, predictive)
+    model = from_mixed_predictive(name, init, init_effects, predictive)
     return model._replace(describe=describe, coefficients=coefficients, axes=axes)
 
 
 def _found(name: str, slopes: Slopes, spec: Spec) -> tuple[int, ...]:
-    """The numbers of the columns of these rows that `slopes` gives."""
+    """Indices of the columns of these rows that `slopes` gives."""
     if slopes == "all":
         return tuple(range(flat_size(spec)))
-    found = tuple(_number(name, column, spec) for column in slopes)
+    found = tuple(_index(name, column, spec) for column in slopes)
     if len(set(found)) < len(found):
         raise ValueError(f"{name}: slopes names a column twice: {slopes}")
     return found
 
 
-def _number(name: str, column: int | str, spec: Spec) -> int:
+def _index(name: str, column: int | str, spec: Spec) -> int:
     if not isinstance(column, str):
         if not 0 <= column < flat_size(spec):
             raise ValueError(
@@ -284,17 +306,18 @@ def _number(name: str, column: int | str, spec: Spec) -> int:
         return column
     if spec.features is None:
         raise ValueError(
-            f"{name}: slopes has the name {column!r}, but the columns of these data have no names; give its number, or make the "
-            "data with features="
+            f"{name}: slopes has the name {column!r}, but the columns of these data have no names; "
+            "give its index, or make the data with features="
         )
     if column not in spec.features:
         raise ValueError(
-            f"{name}: slopes has {column!r}, but the columns of these data are {', '.join(spec.features)}"
+            f"{name}: slopes has {column!r}, but the columns of these data are "
+            f"{', '.join(spec.features)}"
         )
     return spec.features.index(column)
 
 
-def _from_predictive(
+def from_mixed_predictive(
     name: str,
     init: Callable[[Key[Array, ""], Spec], PyTree],
     init_effects: Callable[[Key[Array, ""], Spec], Float[Array, " effects"]],

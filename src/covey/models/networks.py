@@ -1,8 +1,7 @@
-"""Networks: what an output means, dense layers, the multilayer perceptron, and any Equinox module
-of a user.
+"""Networks: dense layers, the multilayer perceptron, and any Equinox module of a user.
 
-Our networks are Equinox modules whose leaves are arrays and nothing else, so a module is its own
-parameters. The last layer of each is called `output`: methods that personalise it find it there.
+Our networks are Equinox modules whose leaves are all arrays, so a module is its own parameters. The
+last layer of each is called `output`: methods that personalise it find it there.
 """
 
 from collections.abc import Callable
@@ -31,8 +30,12 @@ Outcome: TypeAlias = Literal["classes", "number", "count"]
 
 
 class Dense(eqx.Module):
-    """x W + b, drawn from U(-1/sqrt(inputs), 1/sqrt(inputs)): PyTorch's default, from which the
-    papers' networks start.
+    """Dense layer x W + b, initialised from U(-1/sqrt(inputs), 1/sqrt(inputs)), PyTorch's default.
+
+    Example:
+        >>> import jax
+        >>> Dense(jax.random.key(0), 3, 2).weight.shape
+        (3, 2)
     """
 
     weight: Float[Array, "inputs outputs"]
@@ -49,7 +52,14 @@ class Dense(eqx.Module):
 
 
 class Perceptron(eqx.Module):
-    """Dense layers with ReLU between them."""
+    """Dense layers with ReLU between them, the network of `mlp`.
+
+    Example:
+        >>> import jax
+        >>> network = Perceptron(jax.random.key(0), inputs=4, hidden=(8,), outputs=3)
+        >>> network(jax.numpy.ones((2, 4))).shape
+        (2, 3)
+    """
 
     hidden: tuple[Dense, ...]
     output: Dense
@@ -75,9 +85,27 @@ def mlp(
     outcome: Outcome = "classes",
     scale: float | None = None,
 ) -> Model:
-    """Multilayer perceptron with ReLU; the default is the 2NN of McMahan et al. (2017).
+    """Multilayer perceptron with ReLU activations.
 
-    `outcome` says what is predicted, as in `from_equinox`.
+    Args:
+        hidden: Units of each hidden layer. Default: (200, 200), the 2NN of McMahan et al.
+        outcome: What is predicted: "classes" (the default), "number" or "count", as in
+            `from_equinox`.
+        scale: Standard deviation of the noise where the outcome is a number. Default: 1.
+
+    Returns:
+        A model for any method that takes a `Model`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> data = FederatedData.from_clients({"a": (np.eye(3), np.array([0, 1, 1]))}, classes=2)
+        >>> mlp(hidden=(8,)).init(jax.random.key(0), data.spec).output.weight.shape
+        (8, 2)
+
+    Reference: McMahan et al. (2017), Communication-efficient learning of deep networks from
+    decentralized data.
     """
     check_widths("mlp", "hidden", hidden)
     read = reader("mlp", outcome, scale)
@@ -99,17 +127,34 @@ def from_equinox(
     batched: bool = False,
     name: str | None = None,
 ) -> Model:
-    """Any Equinox module as a model: its arrays are the parameters, all else (activations, sizes)
-    is fixed by `build`.
+    """Any Equinox module as a model: its arrays are the parameters.
 
-    build: (key) -> module. The module maps one row x to an output, or all rows at once where
-        `batched`.
-    outcome: what the output is. "classes": a logit for each class, or a single one where there are
-        two; "number": the mean of a Gaussian of standard deviation `scale` (1 where none is given);
-        "count": the log rate of a Poisson.
+    Everything else in the module (activations, sizes) is fixed by `build`. The likelihood has no
+    randomness: a module with dropout must be in inference mode. Pixels (uint8) arrive scaled to
+    [0, 1].
 
-    Pixels (uint8) arrive scaled to [0, 1]. The likelihood has no randomness: a module with dropout
-    must be in inference mode.
+    Args:
+        build: (key) -> module. The module maps one row x to an output.
+        outcome: What the output means. "classes" (the default): one logit per class, or a single
+            one where there are two; "number": the mean of a Gaussian; "count": the log rate of a
+            Poisson.
+        scale: Standard deviation of the Gaussian where the outcome is a number. Default: 1.
+        batched: Whether the module maps all rows at once instead of one row. Default: False.
+        name: Name in reports. Default: the name of `build`.
+
+    Returns:
+        A model for any method that takes a `Model`.
+
+    Example:
+        >>> import equinox as eqx
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from covey.core.shard import Rows
+        >>> model = from_equinox(lambda key: eqx.nn.Linear(4, 3, key=key), name="one layer")
+        >>> rows = Rows(jax.ShapeDtypeStruct((4,), float), jax.ShapeDtypeStruct((), int))
+        >>> params = model.init(jax.random.key(0), Spec(rows, classes=3))
+        >>> model.predictive(params, jnp.ones((2, 4))).mean.shape
+        (2, 3)
     """
     label = name or getattr(build, "__name__", "module").strip("<>")
     read = reader(label, outcome, scale)
@@ -127,14 +172,15 @@ def from_equinox(
     def init(key: Key[Array, ""], spec: Spec) -> PyTree:
         expected = outputs_of(label, outcome, spec)
         params = eqx.filter(build(key), eqx.is_array)
-        number = 3
-        x = jax.ShapeDtypeStruct((number, *spec.rows.x.shape), spec.rows.x.dtype)
+        rows = 3
+        x = jax.ShapeDtypeStruct((rows, *spec.rows.x.shape), spec.rows.x.dtype)
         shape = jax.eval_shape(output, params, x).shape
         single = expected == 1 or (outcome == "classes" and expected == 2)
-        if shape != (number, expected) and not (single and shape in ((number,), (number, 1))):
+        if shape != (rows, expected) and not (single and shape in ((rows,), (rows, 1))):
             raise ValueError(
-                f"{label}: the module's output for {number} rows has shape {shape}; for outcome {outcome!r} of these data "
-                f"it must be ({number}, {expected})" + (f" or ({number},)" if single else "")
+                f"{label}: the module's output for {rows} rows has shape {shape}; for outcome "
+                f"{outcome!r} of these data it must be ({rows}, {expected})"
+                + (f" or ({rows},)" if single else "")
             )
         return params
 
@@ -149,7 +195,8 @@ def reader(
         raise ValueError(f"{name}: outcome must be 'classes', 'number' or 'count', got {outcome!r}")
     if scale is not None and outcome != "number":
         raise ValueError(
-            f"{name}: scale is the noise of outcome 'number' and means nothing for {outcome!r}; leave it out"
+            f"{name}: scale is the noise of outcome 'number' and means nothing for {outcome!r}; "
+            "leave it out"
         )
     if scale is not None and scale <= 0:
         raise ValueError(
@@ -172,7 +219,7 @@ def reader(
 
 
 def outputs_of(name: str, outcome: Outcome, spec: Spec) -> int:
-    """How many numbers a network of this outcome puts out for a row."""
+    """The number of outputs per row of a network for this outcome."""
     if outcome == "classes":
         return need_classes(name, spec)
     need_number(name, spec)
@@ -180,12 +227,12 @@ def outputs_of(name: str, outcome: Outcome, spec: Spec) -> int:
 
 
 def uniform(key: Key[Array, ""], shape: tuple[int, ...], fan_in: int) -> Float[Array, "*shape"]:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
+    """Draws from U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
     bound = 1 / np.sqrt(fan_in)
     return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 def check_widths(name: str, option: str, widths: tuple[int, ...]) -> None:
-    """Sizes of layers must be positive."""
+    """A ValueError for sizes of layers that are not positive."""
     if any(width < 1 for width in widths):
         raise ValueError(f"{name}: {option} must be positive sizes, got {widths}")

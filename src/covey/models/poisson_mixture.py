@@ -1,14 +1,4 @@
-"""Mixtures of Poisson counts: the features of a row are counts, independent given the component;
-the outcome is not used.
-
-Statistics s_1 = 1{z = l} and s_2 = y 1{z = l}; with m = sum_l s_1l, T(s) is pi_l = s_1l / m and
-
-    lambda_l = (s_2l + ridge m) / s_1l,
-
-the exact minimum with the penalty R = -ridge sum log lambda, which keeps every rate above zero
-where nothing was counted. A number that is no count, negative or not whole, gives NaN, so that its
-client is left out of the round and named.
-"""
+"""Mixtures of Poisson counts in the features of a row."""
 
 from typing import NamedTuple
 
@@ -35,7 +25,7 @@ from covey.models.predictive import Categorical
 
 
 class PoissonMixture(NamedTuple):
-    """theta: the weights and the rates of the components."""
+    """Theta: the weights and the rates of the components."""
 
     weights: Float[Array, "*clients components"]
     rates: Float[Array, "*clients components features"]
@@ -56,10 +46,37 @@ def poisson_mixture(
     rates: list[list[float]] | np.ndarray | Array | None = None,
     typical: float = 1.0,
 ) -> LatentModel:
-    """Mixture of Poisson counts.
+    """Mixture of Poisson counts, independent given the component; no outcome is used.
 
-    EM starts at `weights` (default: equal) and `rates` (default: drawn from an exponential
-    distribution of mean `typical`).
+    The statistics of a row y with the component z are s_1 = 1{z = l} and s_2 = y 1{z = l}. With
+    m = sum_l s_1l, T(s) is pi_l = s_1l / m and
+
+        lambda_l = (s_2l + ridge m) / s_1l,
+
+    the exact minimum with the penalty R = -ridge sum log lambda, which keeps every rate above zero
+    where nothing was counted. A feature that is no count, negative or not whole, gives NaN, so
+    that its client is left out of the round and named.
+
+    Args:
+        components: Components of the mixture.
+        ridge: Penalty on small rates. Default 1e-6.
+        weights: Starting weights. Default: equal.
+        rates: Starting rates, one row per component, above 0. Default: drawn from an exponential
+            distribution of mean `typical`.
+        typical: Mean of drawn rates: a typical count. Default 1.
+
+    Returns:
+        A model for `covey.fedem`, `covey.vr_fedem` and `covey.em`.
+
+    Example:
+        >>> import jax, numpy as np, covey
+        >>> data = covey.FederatedData.from_arrays(np.ones((4, 2)), np.zeros(4), [0, 0, 1, 1])
+        >>> model = poisson_mixture(components=3, typical=2.0)
+        >>> model.init(jax.random.key(0), data.spec).rates.shape
+        (3, 2)
+
+    Reference: Karlis and Meligkotsidou (2007), Finite mixtures of multivariate Poisson
+    distributions with application; here without correlation within a component.
     """
     name = "poisson_mixture"
     check_components(name, components, ridge)

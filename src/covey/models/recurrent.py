@@ -12,10 +12,10 @@ from covey.models.predictive import Categorical
 
 
 class LSTMLayer(eqx.Module):
-    """One layer of long short-term memory; the four gates (input, forget, candidate, output) lie
-    side by side.
+    """One layer of long short-term memory; the weights of the four gates (input, forget, candidate,
+    output) are side by side.
 
-    Drawn from U(-1/sqrt(hidden), 1/sqrt(hidden)) as PyTorch does; its two biases are one here.
+    Initialised from U(-1/sqrt(hidden), 1/sqrt(hidden)), as in PyTorch; its two biases are one here.
     """
 
     weight_input: Float[Array, "inputs gates"]
@@ -78,7 +78,25 @@ def character_lstm(*, embedding: int = 8, hidden: int = 256, layers: int = 2) ->
     """Stacked LSTM that predicts the next character of a text, as in LEAF and FedEM.
 
     A row is a window of character codes 0 to classes - 1 and its outcome the character that
-    follows, LEAF's form of the task.
+    follows.
+
+    Args:
+        embedding: Dimension of the embedding of a character. Default: 8.
+        hidden: Units of each LSTM layer. Default: 256.
+        layers: Number of LSTM layers. Default: 2.
+
+    Returns:
+        A model of rows of integer codes with classes.
+
+    Example:
+        >>> import jax
+        >>> from covey.core.shard import Rows
+        >>> text = Rows(jax.ShapeDtypeStruct((80,), "int32"), jax.ShapeDtypeStruct((), "int32"))
+        >>> model = character_lstm(hidden=16, layers=1)
+        >>> model.init(jax.random.key(0), Spec(text, classes=90)).output.weight.shape
+        (16, 90)
+
+    Reference: Caldas et al. (2018), LEAF: a benchmark for federated settings.
     """
     check_widths("character_lstm", "embedding, hidden and layers", (embedding, hidden, layers))
 
@@ -87,7 +105,8 @@ def character_lstm(*, embedding: int = 8, hidden: int = 256, layers: int = 2) ->
         x = spec.rows.x
         if len(x.shape) != 1 or x.shape[0] < 1 or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(
-                f"character_lstm: a row must be a sequence of integer character codes, these are {x.dtype} of shape {x.shape}"
+                "character_lstm: a row must be a sequence of integer character codes, these are "
+                f"{x.dtype} of shape {x.shape}"
             )
         return CharacterLSTM(key, classes, embedding, hidden, layers)
 

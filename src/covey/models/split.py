@@ -1,13 +1,7 @@
-"""A network cut in two: a body phi that all clients share, and a head of each client's own.
+"""A network cut in two: a body phi that all clients share, and a personal head for each client.
 
-The head is what the names in `personal` say, by default the last layer; its arrays, one after the
-other, are the vector z of a `MixedModel`. With it FedPop puts a prior on the head, FedRep and
-FedPer train one for each client, and the reverse cut of LG-FedAvg (own features, shared last layer)
-is `personal=("convolutions", "hidden")`.
-
-The two ends are limits that are asked for by name: `personal=()` leaves nothing personal, one model
-for all as in FedAvg, and `personal="all"` nothing shared, a model for each client as in local
-training.
+FedPop puts a prior on the head; FedRep and FedPer train one for each client. The reverse cut of
+LG-FedAvg (personal features, shared last layer) is `personal=("convolutions", "hidden")`.
 """
 
 import math
@@ -34,9 +28,9 @@ _ALL = "all"
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Place:
+class Placeholder:
     """Where an array of the head belongs. It has no values: the leaves of a body are the shared
-    arrays and nothing else.
+    arrays only.
     """
 
     shape: tuple[int, ...]
@@ -44,10 +38,28 @@ class Place:
 
 
 def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
-    """Any model whose parameters have named fields, cut into a shared body and a personal head.
+    """A network with a shared body and a personal head for each client.
 
-    `personal` names the fields of the head as `divide` reads them. Body and head of the same key
-    are of the same network.
+    The arrays of the head, one after the other, are the effects z of the mixed model. Body and head
+    that start from the same key are parts of the same network.
+
+    Args:
+        model: A model whose parameters have named fields, such as `mlp()` or one of `from_equinox`.
+        personal: Names of the fields of the head, as `divide` reads them. Default: "output", the
+            last layer. () leaves nothing personal, as in FedAvg; "all" leaves nothing shared, as in
+            local training.
+
+    Returns:
+        A mixed model for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> from covey.data.federated import FederatedData
+        >>> data = FederatedData.from_clients({"a": (np.eye(3), np.array([0, 1, 1]))}, classes=2)
+        >>> model = split_network(mlp(hidden=(8,)))
+        >>> model.init_effects(jax.random.key(0), data.spec).shape  # 8 x 2 weights and 2 biases
+        (18,)
     """
 
     def init(key: Key[Array, ""], spec: Spec) -> PyTree:
@@ -69,11 +81,22 @@ def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
 
 
 def divide(params: PyTree, personal: Names) -> tuple[PyTree, Float[Array, " head"]]:
-    """The body, with a `Place` for each array of the head, and the head as a vector.
+    """Cut the parameters of a network into a body and a head.
 
-    A name is a field wherever it occurs in the network ("output"), or some on the way to an array
-    with dots between them ("dense.output", "hidden.1", "output.bias"). "all" is every array and ()
-    none.
+    Args:
+        params: Parameters with named fields.
+        personal: Names of the fields of the head. A name is a field wherever it occurs in the
+            network ("output"), or a path with dots ("dense.output", "hidden.1", "output.bias").
+            "all" is every array and () none.
+
+    Returns:
+        The body, with a `Placeholder` for each array of the head, and the head as a vector.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> body, head = divide({"hidden": jnp.ones(3), "output": jnp.zeros(2)}, "output")
+        >>> head.tolist(), join(body, head + 1)["output"].tolist()
+        ([0.0, 0.0], [1.0, 1.0])
     """
     found, structure = jax.tree_util.tree_flatten_with_path(params)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
@@ -84,7 +107,7 @@ def divide(params: PyTree, personal: Names) -> tuple[PyTree, Float[Array, " head
         else _named(paths, (personal,) if isinstance(personal, str) else personal)
     )
     body = [
-        Place(leaf.shape, leaf.dtype) if mine else leaf
+        Placeholder(leaf.shape, leaf.dtype) if mine else leaf
         for leaf, mine in zip(leaves, own, strict=True)
     ]
     head, _ = ravel_pytree([leaf for leaf, mine in zip(leaves, own, strict=True) if mine])
@@ -92,16 +115,32 @@ def divide(params: PyTree, personal: Names) -> tuple[PyTree, Float[Array, " head
 
 
 def join(body: PyTree, head: Float[Array, " head"]) -> PyTree:
-    """The network again: the head's arrays at their places."""
-    leaves, structure = jax.tree.flatten(body, is_leaf=lambda node: isinstance(node, Place))
-    sizes = [math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, Place)]
+    """The parameters of a network from its body and head, the inverse of `divide`.
+
+    Args:
+        body: The body that `divide` made.
+        head: The head as a vector.
+
+    Returns:
+        The parameters, with the head's arrays in the body's placeholders.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> params = {"hidden": jnp.ones(3), "output": jnp.zeros(2)}
+        >>> join(*divide(params, "hidden"))["hidden"].tolist()
+        [1.0, 1.0, 1.0]
+    """
+    leaves, structure = jax.tree.flatten(body, is_leaf=lambda node: isinstance(node, Placeholder))
+    sizes = [math.prod(leaf.shape) for leaf in leaves if isinstance(leaf, Placeholder)]
     if sum(sizes) != head.shape[0]:
         raise ValueError(
-            f"a head of {head.shape[0]} numbers was given, this body has places for {sum(sizes)}"
+            f"a head of length {head.shape[0]} was given, this body needs one of {sum(sizes)}"
         )
     pieces = iter(jnp.split(head, np.cumsum(sizes)[:-1]) if sizes else [])
     filled = [
-        next(pieces).reshape(leaf.shape).astype(leaf.dtype) if isinstance(leaf, Place) else leaf
+        next(pieces).reshape(leaf.shape).astype(leaf.dtype)
+        if isinstance(leaf, Placeholder)
+        else leaf
         for leaf in leaves
     ]
     return jax.tree.unflatten(structure, filled)
@@ -114,7 +153,21 @@ def mixed_mlp(
     scale: float | None = None,
     personal: Names = "output",
 ) -> MixedModel:
-    """The perceptron `mlp`, with layers of each client's own: by default the last."""
+    """Multilayer perceptron with personal layers for each client, by default the last.
+
+    Args:
+        hidden: Units of each hidden layer. Default: (200, 200).
+        outcome: What is predicted: "classes" (the default), "number" or "count".
+        scale: Standard deviation of the noise where the outcome is a number. Default: 1.
+        personal: Names of the personal layers, as in `split_network`. Default: "output".
+
+    Returns:
+        A mixed model for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> mixed_mlp(hidden=(8,)).name
+        'mixed_mlp'
+    """
     return split_network(mlp(hidden=hidden, outcome=outcome, scale=scale), personal=personal)
 
 
@@ -124,7 +177,20 @@ def mixed_femnist_cnn(
     hidden: tuple[int, ...] = (2048,),
     personal: Names = "output",
 ) -> MixedModel:
-    """The network `femnist_cnn`, with layers of each client's own: by default the last."""
+    """The network `femnist_cnn` with personal layers for each client, by default the last.
+
+    Args:
+        channels: Output channels of each convolution. Default: (32, 64).
+        hidden: Units of each hidden dense layer. Default: (2048,).
+        personal: Names of the personal layers, as in `split_network`. Default: "output".
+
+    Returns:
+        A mixed model of images for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> mixed_femnist_cnn(channels=(2, 3), hidden=(8,)).name
+        'mixed_femnist_cnn'
+    """
     return split_network(femnist_cnn(channels=channels, hidden=hidden), personal=personal)
 
 
@@ -134,8 +200,20 @@ def mixed_cifar_cnn(
     hidden: tuple[int, ...] = (120, 64),
     personal: Names = "output",
 ) -> MixedModel:
-    """The five-layer `cifar_cnn` with a last layer of each client's own, as in FedRep and FedPop
-    (650 effects for CIFAR-10).
+    """The five-layer `cifar_cnn` with a personal last layer, as in FedRep and FedPop.
+
+    Args:
+        channels: Output channels of each convolution. Default: (64, 64).
+        hidden: Units of each hidden dense layer. Default: (120, 64), which leaves 650 effects for
+            the ten classes of CIFAR-10.
+        personal: Names of the personal layers, as in `split_network`. Default: "output".
+
+    Returns:
+        A mixed model of images for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> mixed_cifar_cnn(channels=(2, 3)).name
+        'mixed_cifar_cnn'
     """
     return split_network(cifar_cnn(channels=channels, hidden=hidden), personal=personal)
 
@@ -143,7 +221,21 @@ def mixed_cifar_cnn(
 def mixed_character_lstm(
     *, embedding: int = 8, hidden: int = 256, layers: int = 2, personal: Names = "output"
 ) -> MixedModel:
-    """The network `character_lstm`, with layers of each client's own: by default the last."""
+    """The network `character_lstm` with personal layers for each client, by default the last.
+
+    Args:
+        embedding: Dimension of the embedding of a character. Default: 8.
+        hidden: Units of each LSTM layer. Default: 256.
+        layers: Number of LSTM layers. Default: 2.
+        personal: Names of the personal layers, as in `split_network`. Default: "output".
+
+    Returns:
+        A mixed model of text for `fedpop`, `fedrep` and `fedper`.
+
+    Example:
+        >>> mixed_character_lstm(hidden=16).name
+        'mixed_character_lstm'
+    """
     return split_network(
         character_lstm(embedding=embedding, hidden=hidden, layers=layers), personal=personal
     )
@@ -165,6 +257,7 @@ def _named(paths: list[str], names: tuple[str, ...]) -> list[bool]:
     )
     if own and all(own):
         raise ValueError(
-            f'personal: {", ".join(names)} is every array of this network and nothing is shared; say "all" to mean it'
+            f"personal: {', '.join(names)} is every array of this network and nothing is shared; "
+            'say "all" to mean it'
         )
     return own

@@ -1,11 +1,13 @@
-"""How private FA-LD is: rows clipped one by one, what a round reveals, what that costs by three
-accountants, and a budget.
+"""Differential privacy of FA-LD: clipping row by row, accounting by three accountants, budgets.
+
+What is protected is one row of one client in the client's uploads; see `LangevinMechanism` for
+which change of a row an epsilon is about.
 """
 
 from covey.privacy.accountants import pld, rdp
 from covey.privacy.clipping import clipped_sum
 from covey.privacy.ledger import Budget, BudgetSpentError, Ledger
-from covey.privacy.mechanism import Mechanism, participation
+from covey.privacy.mechanism import LangevinMechanism, participation
 from covey.privacy.planning import Proposal, plan
 from covey.privacy.theorem import Deltas, Guarantee, guarantee, largest_permitted, theorem
 
@@ -14,8 +16,8 @@ __all__ = [
     "BudgetSpentError",
     "Deltas",
     "Guarantee",
+    "LangevinMechanism",
     "Ledger",
-    "Mechanism",
     "Proposal",
     "clipped_sum",
     "guarantee",

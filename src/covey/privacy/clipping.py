@@ -1,10 +1,4 @@
-"""Gradients of single rows, clipped before they are added: what one row can do to the sum is
-bounded.
-
-    sum over rows of  g_i min(1, C / ||g_i||_2),      the norm over all parameters together.
-
-A row whose gradient is not finite counts as zero: a NaN would show that the row is there.
-"""
+"""Gradients of single rows, clipped before they are added."""
 
 from collections.abc import Callable
 
@@ -15,9 +9,7 @@ from jaxtyping import Array, Float, PyTree
 from covey.core import tree
 from covey.core.shard import Batch
 
-_NUMBERS_AT_ONCE = (
-    2**22
-)  # of gradients of single rows: 16 MB, small beside what a run needs otherwise
+_VALUES_AT_ONCE = 2**22  # of gradients of single rows: 16 MB, little beside the rest of a run
 
 
 def clipped_sum(
@@ -26,13 +18,29 @@ def clipped_sum(
     clip: int | float,
     rows_at_once: int | None = None,
 ) -> Callable[[PyTree, Batch], PyTree]:
-    """(parameters, batch) -> the sum of the clipped gradients of minus the log-likelihood of each
-    row.
+    """The sum of gradients of a batch, each row's clipped first.
+
+        sum over rows of  g_i min(1, C / ||g_i||_2),    the norm over all parameters together,
+
+    g_i the gradient of minus the log-likelihood of row i. This bounds what one row does to the sum:
+    C where the row becomes nothing, 2 C where it becomes another. A row whose gradient is not
+    finite counts as zero: a NaN would show that the row is there.
 
     Args:
-        log_likelihood: (parameters, rows) -> one number a row.
-        clip: C, the largest norm of one row's gradient.
-        rows_at_once: gradients held in memory together; by default as many as take 16 MB.
+        log_likelihood: (parameters, rows) -> one value per row.
+        clip: Largest norm of one row's gradient (C).
+        rows_at_once: Rows whose gradients are in memory together. Default: as many as take 16 MB.
+
+    Returns:
+        (parameters, batch) -> the sum, a tree like the parameters.
+
+    Example:
+        >>> total = clipped_sum(lambda theta, rows: -rows @ theta, clip=1.0)  # a gradient is a row
+        >>> rows = jnp.array([[3.0, 4.0], [0.1, 0.2]])
+        >>> [round(v, 2) for v in total(jnp.zeros(2), Batch(rows, jnp.ones(2, bool))).tolist()]
+        [0.7, 1.0]
+
+    Reference: Abadi et al. (2016), Deep learning with differential privacy, algorithm 1.
     """
     if not clip > 0:
         raise ValueError(
@@ -53,13 +61,13 @@ def clipped_sum(
         return tree.weighted_sum(scale, gradients)
 
     def total(parameters, batch):
-        number = batch.mask.shape[0]
-        size = rows_at_once or max(_NUMBERS_AT_ONCE // max(tree.size(parameters), 1), 1)
-        if number <= size:
+        count = batch.mask.shape[0]
+        size = rows_at_once or max(_VALUES_AT_ONCE // max(tree.size(parameters), 1), 1)
+        if count <= size:
             return of_block(parameters, batch)
-        blocks = -(-number // size)
+        blocks = -(-count // size)
         padded = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, blocks * size - number), *[(0, 0)] * (leaf.ndim - 1)]),
+            lambda leaf: jnp.pad(leaf, [(0, blocks * size - count), *[(0, 0)] * (leaf.ndim - 1)]),
             batch,
         )
         stacked = jax.tree.map(lambda leaf: leaf.reshape(blocks, size, *leaf.shape[1:]), padded)

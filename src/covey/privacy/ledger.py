@@ -1,34 +1,40 @@
-"""What a run has spent of its privacy, by every accountant, and a budget that it cannot pass."""
+"""The privacy that a run has spent, by every accountant, and a budget that it cannot pass."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from covey.privacy.accountants import pld, rdp
-from covey.privacy.mechanism import Mechanism
+from covey.privacy.mechanism import LangevinMechanism
 from covey.privacy.theorem import OutOfRangeError, theorem
 
 Accountant: TypeAlias = Literal["theorem", "rdp", "pld"]
 ACCOUNTANTS: Mapping[str, Callable[..., float]] = {"theorem": theorem, "rdp": rdp, "pld": pld}
 
-_MOST_ROUNDS = 10**7  # looked at, to find how many a budget permits
-_AGREE = 1e-6  # relatively: an epsilon that was stored, and the same computed again
+_MOST_ROUNDS = 10**7  # in the search for how many rounds a budget permits
+_AGREE = 1e-6  # relative difference between a stored epsilon and the same computed again
 
 
 class BudgetSpentError(ValueError):
-    """More rounds were asked for than the privacy budget permits."""
+    """More rounds were asked for than the privacy budget allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a run may spend, and who counts.
+    """The privacy that a run may spend, and the accountants that count it.
 
-    delta: of the (epsilon, delta) that is accounted.
-    epsilon: the budget; None only counts.
-    accountants: whose epsilons are reported.
-    kept_by: the accountant that the budget is kept by.
-    earlier_rounds: that the same mechanism has already had on the same rows, e.g. to tune it. They
-        count.
+    Attributes:
+        delta: Delta of the (epsilon, delta) that is accounted; far below 1 / (number of rows).
+        epsilon: Largest epsilon of all rounds together. Default: None, count only.
+        accountants: Accountants whose epsilons are reported: "theorem", "rdp", "pld". Default: the
+            first two.
+        kept_by: Accountant that decides whether the budget is kept. Default: "rdp".
+        earlier_rounds: Rounds that the same mechanism has already had on the same rows, for tuning
+            for example; they count. Default: 0.
+
+    Example:
+        >>> Budget(delta=1e-5, epsilon=2.0).kept_by
+        'rdp'
     """
 
     delta: float
@@ -40,7 +46,8 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise ValueError(
-                f"privacy: delta must be in (0, 1), far below 1 / (number of rows), got {self.delta:g}"
+                "privacy: delta must be in (0, 1), far below 1 / (number of rows), "
+                f"got {self.delta:g}"
             )
         if self.epsilon is not None and not self.epsilon > 0:
             raise ValueError(f"privacy: the budget epsilon must be above 0, got {self.epsilon:g}")
@@ -50,37 +57,49 @@ class Budget:
             )
         if self.kept_by not in self.accountants:
             raise ValueError(
-                f"privacy: kept_by={self.kept_by!r} is not one of the accountants {', '.join(self.accountants)}"
+                f"privacy: kept_by={self.kept_by!r} is not one of the accountants "
+                f"{', '.join(self.accountants)}"
             )
 
     def table(self) -> Mapping[str, str | int | float | list]:
-        """Its values as a table of a configuration holds them."""
+        """The budget as a table of a configuration."""
         return {name: value for name, value in asdict(self).items() if value is not None} | {
             "accountants": list(self.accountants)
         }
 
 
 class Ledger(NamedTuple):
-    """The privacy of a run's rounds. All rounds cost the same, so that their number is all there is
-    to remember.
+    """The privacy that the rounds of a run spend.
 
-    mechanism: what a round reveals.
-    budget: what may be spent, and who counts.
+    All rounds cost the same, so the number of rounds is the whole state.
+
+    Attributes:
+        mechanism: What a round reveals of one row, and under which adjacency.
+        budget: What may be spent, and by which accountants.
+
+    Example:
+        >>> round_ = LangevinMechanism(
+        ...     step_size=1e-6, temperature=1.0, correlation=0.0, clip=0.5, local_steps=10,
+        ...     rows=(1000,) * 10, batch_size=200,
+        ... )
+        >>> ledger = Ledger(round_, Budget(delta=1e-5, epsilon=1.0, accountants=("rdp",)))
+        >>> ledger.permitted(), round(ledger.spent(100)["rdp"], 2)
+        (299, 0.55)
     """
 
-    mechanism: Mechanism
+    mechanism: LangevinMechanism
     budget: Budget
 
     def spent(self, rounds: int) -> dict[str, float]:
-        """Epsilon after so many rounds of the run, by accountant."""
+        """Epsilon after this many rounds of the run, by accountant."""
         total = self.budget.earlier_rounds + rounds
         return {name: self._epsilon(name, total) for name in self.budget.accountants}
 
     def metrics(self, rounds: int) -> dict[str, float]:
-        """What a line of a run's metrics says of privacy after so many rounds.
+        """The privacy columns of a run's metrics after this many rounds.
 
-        Past 99 rounds `pld`, which is slow, is of the next number of rounds with two digits: never
-        too little.
+        `pld` is slow: past 99 rounds it is computed for the number of rounds rounded up to two
+        digits, so that it is never too small.
         """
         total = self.budget.earlier_rounds + rounds
         return {
@@ -89,55 +108,60 @@ class Ledger(NamedTuple):
         }
 
     def next_cost(self, rounds: int) -> float:
-        """What one more round would add to the epsilon that the budget is kept by."""
+        """Epsilon that one more round would add, by the accountant that keeps the budget."""
         total = self.budget.earlier_rounds + rounds
         return self._epsilon(self.budget.kept_by, total + 1) - self._epsilon(
             self.budget.kept_by, total
         )
 
     def left(self, rounds: int) -> int | None:
-        """How many rounds the budget permits after so many; None without a budget."""
+        """Rounds that the budget allows after this many; None without a budget."""
         permitted = self.permitted()
         return None if permitted is None else max(permitted - rounds, 0)
 
     def permitted(self) -> int | None:
-        """How many rounds a run may have; None without a budget."""
+        """Rounds that the budget allows in all; None without a budget."""
         if self.budget.epsilon is None:
             return None
         return max(_most(self._affords, _MOST_ROUNDS) - self.budget.earlier_rounds, 0)
 
     def check(self, rounds: int, *, done: int = 0) -> None:
-        """See that a run may go on to so many rounds.
+        """Check that the budget allows a run to continue.
+
+        Args:
+            rounds: Round that the run would continue to.
+            done: Rounds that the run has had. Default: 0.
 
         Raises:
-            BudgetSpentError: it would pass the budget; says what is left. ValueError: an accountant
-            cannot account for it, e.g. the step size is outside of the theorem's range.
+            BudgetSpentError: the run would pass the budget; the message says what is left.
+            ValueError: an accountant cannot account for it; for example, the step size is outside
+                of the theorem's range.
         """
         limit, by = self.budget.epsilon, self.budget.kept_by
         now, then = self.spent(done)[by], self.spent(rounds)[by]
         if limit is None or then <= limit:
             return
-        left = self.left(done)
-        way_out = (
-            f"run at most {left} more"
-            if left
-            else "the budget is spent, and these rows have no privacy left under it"
-        )
         raise BudgetSpentError(
-            f"the privacy budget is epsilon={limit:g} at delta={self.budget.delta:g}; {done} rounds have spent {now:.4g} of it, "
-            f"and going on to round {rounds} would make it {then:.4g} (by {by}): {way_out}. A new run can reach more rounds "
-            "with a smaller step_size or correlation, or fewer clients in a round: see `covey privacy plan`"
+            f"the privacy budget allows {self.left(done)} more rounds, {rounds - done} were asked "
+            f"for: it is epsilon={limit:g} at delta={self.budget.delta:g}; {done} rounds have "
+            f"spent {now:.4g} of it, and round {rounds} would make it {then:.4g} (by {by}). A "
+            "new run can reach more rounds with a smaller step_size or correlation, or fewer "
+            "clients per round: see `covey privacy plan`"
         )
 
     def record(self, rounds: int) -> dict[str, float]:
-        """The ledger's state, for a checkpoint: plain numbers."""
+        """The ledger's state as floats, for a checkpoint."""
         return {"rounds": float(self.budget.earlier_rounds + rounds), **self.spent(rounds)}
 
     def compare(self, record: Mapping[str, float], rounds: int) -> None:
-        """See that a stored state is what this ledger says of so many rounds.
+        """Check a stored state against what this ledger computes.
+
+        Args:
+            record: State from a checkpoint.
+            rounds: Rounds that the checkpoint is of.
 
         Raises:
-            ValueError: it is not; the mechanism or an accountant has changed.
+            ValueError: they differ; the mechanism or an accountant has changed.
         """
         now = self.record(rounds)
         for name in sorted(now.keys() | record.keys()):
@@ -148,14 +172,15 @@ class Ledger(NamedTuple):
                 or abs(before - here) > _AGREE * max(abs(before), abs(here))
             ):
                 raise ValueError(
-                    f"the checkpoint of round {rounds} says {name}={before} of its privacy, the ledger {here}: resume with the "
-                    "settings and the version of dp-accounting that the run was started with"
+                    f"the checkpoint of round {rounds} says {name}={before} of its privacy, the "
+                    f"ledger {here}: resume with the settings and the version of dp-accounting "
+                    "that the run was started with"
                 )
 
     def _affords(self, rounds: int) -> bool:
         try:
             epsilons = {name: self._epsilon(name, rounds) for name in self.budget.accountants}
-        except OutOfRangeError:  # the theorem's range becomes narrower with the number of rounds
+        except OutOfRangeError:  # the theorem's range shrinks with the number of rounds
             return False
         return self.budget.epsilon is None or epsilons[self.budget.kept_by] <= self.budget.epsilon
 
@@ -168,7 +193,7 @@ class Ledger(NamedTuple):
 
 
 def _most(permits: Callable[[int], bool], limit: int) -> int:
-    """The largest number that is permitted, where every smaller one is; 0 where none is."""
+    """The largest integer that is permitted, where every smaller one is; 0 where none is."""
     too_many = 1
     while too_many <= limit and permits(too_many):
         too_many *= 2

@@ -1,10 +1,4 @@
-"""Settings of FA-LD inside a privacy budget: the largest step size for each way to share noise,
-draw clients and end.
-
-What a step reveals depends on step size, temperature and correlation through the noise z ~ sqrt(tau
-(1 - rho^2) / eta) alone. So the least z that keeps the budget is looked for once for each cohort
-size and number of rounds, on a grid of steps of 2 %.
-"""
+"""Settings of FA-LD inside a privacy budget."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,16 +7,24 @@ from itertools import product
 from typing import Literal, NamedTuple
 
 from covey.privacy.ledger import ACCOUNTANTS, Accountant
-from covey.privacy.mechanism import Mechanism, Sampling
+from covey.privacy.mechanism import LangevinMechanism, Sampling
 from covey.privacy.theorem import OutOfRangeError
 
-_GRID = 1.02  # from one noise to the next that is tried
-_STRIDE = 16  # of the grid, while a bracket is looked for
-_FURTHEST = 1200  # on the grid: a noise of 2e10 times the sensitivity
+_GRID = 1.02  # ratio of a noise to the one before it on the grid
+_STRIDE = 16  # in the search for a bracket
+_FURTHEST = 1200  # a noise of 2e10 times the sensitivity
 
 
 class Proposal(NamedTuple):
-    """Settings, and what they spend by each accountant that can account for them."""
+    """Settings, and what they spend.
+
+    Attributes:
+        cohort_size: Clients per round (S).
+        rounds: Number of rounds.
+        correlation: Part of the noise that all clients share (rho).
+        step_size: Largest Langevin step that keeps the budget (eta).
+        spent: Epsilon by each accountant that can account for these settings.
+    """
 
     cohort_size: int
     rounds: int
@@ -49,14 +51,44 @@ def plan(
     sampling: Sampling = "fixed",
     kept_by: Accountant = "rdp",
 ) -> list[Proposal]:
-    """The largest step size that keeps the budget, for each cohort size, number of rounds and
-    correlation.
+    """The largest step sizes of FA-LD that keep a privacy budget.
 
-    Clients are taken to have `rows` rows each. Without choices of its own: all, half and a tenth of
-    the clients; 100 and 1000 rounds; correlations of 0, 0.5 and 0.9.
+    One proposal for each cohort size, number of rounds and correlation. What a step reveals depends
+    on step size, temperature and correlation only through the noise z ~ sqrt(tau (1 - rho^2) /
+    eta), so the least z that keeps the budget is searched once for each cohort size and number of
+    rounds, on a grid of steps of 2 %.
+
+    Args:
+        epsilon: Budget for all rounds together.
+        delta: Delta of the (epsilon, delta) that is accounted; far below 1 / (number of rows).
+        clients: Number of clients (N).
+        rows: Training rows per client; clients are taken to be of equal size.
+        batch_size: Rows of a minibatch. Default: None, all rows.
+        local_steps: Langevin steps per round (K). Default: 10.
+        chains: Chains side by side; each costs as much as one. Default: 1.
+        temperature: Temperature of the target (tau). Default: 1, the posterior.
+        clip: Largest norm of one row's gradient (C). Default: 1.
+        correlations: Parts of the noise that clients share (rho) to try. Default: 0, 0.5 and 0.9.
+        cohort_sizes: Clients per round (S) to try. Default: all, half and a tenth of them.
+        rounds: Numbers of rounds to try. Default: 100 and 1000.
+        scheme: How cohorts are drawn: "uniform" (default) or "weighted".
+        sampling: How minibatches are drawn: "fixed" (default) or "poisson". Their epsilons are
+            about different changes of a row; see `LangevinMechanism`.
+        kept_by: Accountant that the budget is kept by. Default: "rdp".
+
+    Returns:
+        The proposals, without those for which no step is small enough.
 
     Raises:
         ValueError: a setting is out of range, or nothing keeps the budget.
+
+    Example:
+        >>> found = plan(
+        ...     epsilon=1.0, delta=1e-5, clients=10, rows=1000, rounds=[50], cohort_sizes=[5],
+        ...     correlations=[0.5],
+        ... )
+        >>> [(one.cohort_size, one.rounds, one.spent["rdp"] <= 1) for one in found]
+        [(5, 50, True)]
     """
     if not epsilon > 0:
         raise ValueError(f"privacy: the budget epsilon must be above 0, got {epsilon:g}")
@@ -68,9 +100,9 @@ def plan(
         {clients, max(clients // 2, 1), max(clients // 10, 1)}, reverse=True
     )
     proposals = []
-    for size, number in product(sizes, rounds or (100, 1000)):
+    for size, count in product(sizes, rounds or (100, 1000)):
         full = scheme == "uniform" and size == clients
-        base = Mechanism(
+        base = LangevinMechanism(
             step_size=1.0,
             temperature=temperature,
             correlation=0.0,
@@ -83,42 +115,40 @@ def plan(
             sampling=sampling,
             chains=chains,
         )
-        noise = _least_noise(base, number, delta, epsilon, kept_by)
+        noise = _least_noise(base, count, delta, epsilon, kept_by)
         if noise is None:
             continue
         largest = float(base.noises[0] / noise) ** 2
-        spent = _spent(
-            replace(base, step_size=largest), number, delta
-        )  # the same for every correlation, with its step size
+        # The same for every correlation, with the step size that goes with it.
+        spent = _spent(replace(base, step_size=largest), count, delta)
         for correlation in (0.0, 0.5, 0.9) if correlations is None else correlations:
             private = (
                 replace(base, correlation=correlation).private_temperature
                 / base.private_temperature
             )
-            if private:  # without noise of the clients' own no step is small enough
-                proposals.append(Proposal(size, number, correlation, largest * private, spent))
+            if private:  # without noise that clients draw themselves no step is small enough
+                proposals.append(Proposal(size, count, correlation, largest * private, spent))
     if not proposals:
         raise ValueError(
-            f"privacy: no step size keeps epsilon={epsilon:g} at delta={delta:g}; allow fewer rounds, local steps or chains, a "
-            "larger epsilon, or noise of the clients' own (a correlation below 1)"
+            f"privacy: no step size keeps epsilon={epsilon:g} at delta={delta:g}; allow fewer "
+            "rounds, local steps or chains, a larger epsilon, or a correlation below 1"
         )
     return proposals
 
 
 def _least_noise(
-    mechanism: Mechanism, rounds: int, delta: float, epsilon: float, kept_by: Accountant
+    mechanism: LangevinMechanism, rounds: int, delta: float, epsilon: float, kept_by: Accountant
 ) -> float | None:
     """The least noise on the grid that keeps the budget; None where none does."""
 
-    def keeps(place: int) -> bool:
-        tried = replace(mechanism, step_size=float(mechanism.noises[0] / _GRID**place) ** 2)
+    def keeps(index: int) -> bool:
+        tried = replace(mechanism, step_size=float(mechanism.noises[0] / _GRID**index) ** 2)
         try:
             return ACCOUNTANTS[kept_by](tried, rounds=rounds, delta=delta) <= epsilon
         except OutOfRangeError:
             return False
 
-    # What many small steps come to by the central limit theorem: twice too much or too little at
-    # most, mostly.
+    # What many small steps add up to by the central limit theorem; usually within a factor of two.
     steps = rounds * mechanism.steps * float(mechanism.chances[0])
     guess = 2 * float(mechanism.rates[0]) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     enough = max(round(math.log(max(guess, 0.1)) / math.log(_GRID)), 0)
@@ -135,7 +165,7 @@ def _least_noise(
     return _GRID**enough
 
 
-def _spent(mechanism: Mechanism, rounds: int, delta: float) -> dict[str, float]:
+def _spent(mechanism: LangevinMechanism, rounds: int, delta: float) -> dict[str, float]:
     """Epsilons by every accountant that has one for this mechanism."""
     sampled = mechanism.sampling == "fixed" and mechanism.rates.min() < 1
     names = [
@@ -147,6 +177,6 @@ def _spent(mechanism: Mechanism, rounds: int, delta: float) -> dict[str, float]:
     for name in names:
         try:
             spent[name] = ACCOUNTANTS[name](mechanism, rounds=rounds, delta=delta)
-        except OutOfRangeError:  # the theorem says nothing of steps this large
+        except OutOfRangeError:  # the theorem does not cover steps this large
             continue
     return spent

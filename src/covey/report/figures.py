@@ -43,14 +43,14 @@ def grouped_bars(
         cols=len(tables), subplot_titles=[f"{name} ({notes[name]})" for name in tables]
     )
     for panel, table in enumerate(tables.values(), 1):
-        for place, method in enumerate(table.columns):
+        for index, method in enumerate(table.columns):
             bars = go.Bar(
                 x=list(table.index),
                 y=table[method],
                 name=str(method),
                 legendgroup=str(method),
                 showlegend=panel == 1,
-                marker_color=COLOURS[place % len(COLOURS)],
+                marker_color=COLOURS[index % len(COLOURS)],
             )
             figure.add_trace(bars, row=1, col=panel)
     return styled(figure, title=title, height=420)
@@ -91,7 +91,7 @@ def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
     figure = make_subplots(
         cols=2, rows=-(-len(names) // 2), subplot_titles=[name.replace("_", " ") for name in names]
     )
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         known = metrics[["round", name]].dropna()
         values = known[name].cumsum() if name.startswith("bits") else known[name]
         line = go.Scatter(
@@ -101,7 +101,7 @@ def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
             showlegend=False,
             line={"color": COLOURS[1], "width": 2},
         )
-        figure.add_trace(line, row=place // 2 + 1, col=place % 2 + 1)
+        figure.add_trace(line, row=index // 2 + 1, col=index % 2 + 1)
     figure.update_xaxes(title_text="round")
     return styled(figure, title=title, height=120 + 260 * -(-len(names) // 2))
 
@@ -117,7 +117,10 @@ def spread(clients: pd.DataFrame, measure: str, *, title: str) -> go.Figure:
             y=ordered[measure],
             marker_color=COLOURS[1],
             customdata=ordered[["name", "train_rows"]],
-            hovertemplate=f"%{{customdata[0]}}<br>{measure} %{{y:.4g}}<br>%{{customdata[1]}} training rows<extra></extra>",
+            hovertemplate=(
+                f"%{{customdata[0]}}<br>{measure} %{{y:.4g}}<br>%{{customdata[1]}} training "
+                "rows<extra></extra>"
+            ),
         )
     )
     figure.update_xaxes(title_text="clients, ordered")
@@ -167,12 +170,12 @@ def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
 
 
 def entropies(inside: np.ndarray, outside: np.ndarray, *, title: str) -> go.Figure:
-    """Histograms of the entropies of usual and of strange rows, in the same bins."""
+    """Histograms of the entropies of examples in and out of distribution, in the same bins."""
     edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=40)
     figure = go.Figure()
     for name, values, colour in (
         ("usual rows", inside, COLOURS[1]),
-        ("strange rows", outside, COLOURS[2]),
+        ("out of distribution", outside, COLOURS[2]),
     ):
         share = np.histogram(values, edges)[0] / len(values)
         middle, width = (edges[:-1] + edges[1:]) / 2, np.diff(edges)

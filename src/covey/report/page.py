@@ -14,10 +14,14 @@ from covey.core import atomic_files
 from covey.report.figures import curves, reliability, spread
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums } td, th { padding: .25em .8em; text-align: right }
-th:first-child, td:first-child { text-align: left } tr:nth-child(even) { background: #f5f7fa }
-pre { background: #f5f7fa; padding: 1em; overflow-x: auto } .scroll { max-height: 30em; overflow: auto }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto;
+  padding: 0 1em; color: #222 }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+td, th { padding: .25em .8em; text-align: right }
+th:first-child, td:first-child { text-align: left }
+tr:nth-child(even) { background: #f5f7fa }
+pre { background: #f5f7fa; padding: 1em; overflow-x: auto }
+.scroll { max-height: 30em; overflow: auto }
 """
 
 
@@ -34,7 +38,10 @@ def write(run: Any, path: Path, *, settings: str = "") -> None:
         )
         if "ece" in evaluation.metrics:
             errors = evaluation.calibration_errors
-            title = f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, {errors.mean:.3f} in the mean of clients"
+            title = (
+                f"calibration, {run.split} rows: error {errors.pooled:.3f} pooled, "
+                f"{errors.mean:.3f} in the mean of clients"
+            )
             figures.append(reliability(evaluation.reliability(), title=title))
         sections.append(f"<h2>Clients</h2><div class=scroll>{_table(clients)}</div>")
     if settings:
@@ -48,7 +55,7 @@ def write_page(
 ) -> None:
     """A page of figures, and sections of HTML below; the title is HTML too."""
     body = "".join(
-        _embedded(figure, first=place == 0) for place, figure in enumerate(figures)
+        _embedded(figure, first=index == 0) for index, figure in enumerate(figures)
     ) + "".join(sections)
     page = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"

@@ -12,9 +12,7 @@ _LINES = 60  # of a table in the terminal
 
 
 def summary_table(title: str, summary: "pd.DataFrame", probability: float) -> list[Table | str]:
-    """A line a number of a posterior; with a word on what is left out, where there are very
-    many.
-    """
+    """One row per parameter of a posterior; says what is left out where there are very many."""
     of_clients = summary.index.nlevels > 1
     table = Table(title=title, title_justify="left")
     for name in ("client", "parameter") if of_clients else ("parameter",):
@@ -22,17 +20,17 @@ def summary_table(title: str, summary: "pd.DataFrame", probability: float) -> li
     for name in ("mean", "sd", f"{100 * probability:g} % interval", "R-hat", "effective\ndraws"):
         table.add_column(name, justify="right")
     shown = summary.head(_LINES)
-    for place, (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(
+    for label, (mean, sd, lower, upper, bulk, tail, r_hat, _) in zip(
         shown.index, shown.to_numpy(), strict=True
     ):
-        numbers = (
+        cells = (
             f"{mean:.3g}",
             f"{sd:.3g}",
             f"{lower:.3g} to {upper:.3g}",
             f"{r_hat:.3f}",
             f"{min(bulk, tail):.0f}",
         )
-        table.add_row(*map(Text, place if of_clients else [place]), *numbers)
+        table.add_row(*map(Text, label if of_clients else [label]), *cells)
     if len(summary) == len(shown):
         return [table]
     way = "choose with --client, or write" if of_clients else "write"

@@ -113,11 +113,11 @@ def rounds(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob(f"*{_ENDING}") if path.stem.isdigit())
 
 
-def discard_after(folder: Path, number: int) -> None:
+def discard_after(folder: Path, round_: int) -> None:
     """Remove checkpoints past a round: damaged ones, before the run writes those rounds again."""
-    for later in [found for found in rounds(folder) if found > number]:
+    for later in [found for found in rounds(folder) if found > round_]:
         _path(folder, later).unlink()
 
 
-def _path(folder: Path, number: int) -> Path:
-    return folder / f"{number:09d}{_ENDING}"
+def _path(folder: Path, round_: int) -> Path:
+    return folder / f"{round_:09d}{_ENDING}"

@@ -25,10 +25,10 @@ from covey.runs import checkpoint, toml
 if TYPE_CHECKING:
     import pandas as pd
 
-# the numbers of one round; None where one is not finite
+# The metrics of one round; None where one is not finite.
 Record: TypeAlias = dict[str, int | float | None]
 
-# What may change when a run is resumed; none of it changes the numbers of a round.
+# What may change when a run is resumed; none of it changes the metrics of a round.
 _FREE = ("run.rounds", "run.checkpoint_every", "run.name")
 _MISSING = "(not set)"
 
@@ -82,7 +82,8 @@ class RunDirectory:
         if others := self._contents():
             what = "a run" if self._config.exists() else f"{', '.join(others[:3])}"
             raise ValueError(
-                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or choose another --out (out=)"
+                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or "
+                "choose another --out (out=)"
             )
         self._write_settings(settings)
 
@@ -100,7 +101,8 @@ class RunDirectory:
         if not self._config.exists():
             if others := self._contents():
                 raise ValueError(
-                    f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a run to resume"
+                    f"{self.path} holds {', '.join(others[:3])} but no config.toml: it is not a "
+                    "run to resume"
                 )
             warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
             self._write_settings(settings)
@@ -124,7 +126,7 @@ class RunDirectory:
         return max(checkpoint.rounds(self._checkpoints), default=0)
 
     def save(
-        self, number: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None
+        self, round_: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None
     ) -> None:
         """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to
         it are on disk.
@@ -132,7 +134,7 @@ class RunDirectory:
         Raises:
             OSError: e.g. on a full disk; the checkpoints before are as they were.
         """
-        header = checkpoint.Header(number, method, self._digest, privacy)
+        header = checkpoint.Header(round_, method, self._digest, privacy)
         try:
             with atomic_files.explained(self._metrics), self._metrics.open("ab") as file:
                 atomic_files.sync(file)
@@ -227,13 +229,13 @@ class RunDirectory:
         ]
         if changed:
             warnings.warn(
-                f"resumed in another environment ({', '.join(changed)}): the last digits may differ",
+                f"resumed in another environment ({', '.join(changed)}): last digits may differ",
                 stacklevel=3,
             )
 
 
 def _binding(settings: toml.Tables) -> dict[str, toml.Value]:
-    """The settings that decide a run's numbers; other versions are left to a warning."""
+    """The settings that decide a run's results; other versions are left to a warning."""
     return {
         key: value
         for key, value in toml.flat(settings).items()

@@ -77,7 +77,8 @@ class Draws:
             return wire.unpack(path.read_bytes(), self._like)
         except wire.WireError as error:
             raise ValueError(
-                f"{path} is damaged: {error}. Put the file back, or start again in another directory."
+                f"{path} is damaged: {error}. Put the file back, or start again in another "
+                "directory."
             ) from error
 
     def _cut(self, folder: Path) -> None:
@@ -94,7 +95,8 @@ class Draws:
                 end = last
         if end != self.count:
             raise ValueError(
-                f"{folder} has draws 1 to {end} without a gap, but the checkpoint has made {self.count}: put the files back, or "
+                f"{folder} has draws 1 to {end} without a gap, but the checkpoint has made "
+                f"{self.count}: put the files back, or "
                 "start again in another directory"
             )
 

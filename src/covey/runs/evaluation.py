@@ -51,7 +51,8 @@ class Evaluation:
         """
         if "accuracy" not in self.metrics:
             raise ValueError(
-                f"there is no accuracy to rank clients by; the metrics are {', '.join(self.metrics)}"
+                "there is no accuracy to rank clients by; the metrics are "
+                f"{', '.join(self.metrics)}"
             )
         accuracy = self.metrics["accuracy"].value()
         ranked = np.sort(accuracy[~np.isnan(accuracy)])
@@ -63,8 +64,8 @@ class Evaluation:
         """
         bins = self._bins
         if client is not None:
-            place = self.data.position_of(client)
-            bins = Calibration(*(leaf[place] for leaf in bins))
+            position = self.data.position_of(client)
+            bins = Calibration(*(leaf[position] for leaf in bins))
         return calibration.reliability(bins)
 
     @property
@@ -78,9 +79,13 @@ class Evaluation:
             if isinstance(metric, Calibration):
                 return metric
         raise ValueError(
-            f"calibration is of labels, and there are none here; the metrics are {', '.join(self.metrics)}"
+            "calibration is of labels, and there are none here; the metrics are "
+            f"{', '.join(self.metrics)}"
         )
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
-        return f"Evaluation({self.split} rows of {self.data.clients} clients after {self.round} rounds: {numbers})"
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
+        return (
+            f"Evaluation({self.split} rows of {self.data.clients} clients after {self.round} "
+            f"rounds: {shown})"
+        )

@@ -57,7 +57,8 @@ def run(
         rounds: Rounds in all, counted from the beginning also when a run is resumed.
         seed: Seed of everything random.
         cohort: Who takes part in a round, from `covey.cohort`. Default: everyone.
-        channel: What uploads pass through, from `covey.channel`. Default: nothing changes them.
+        channel: What uploads pass through, from `covey.channel`; between peers, the states that
+            they send. Default: nothing changes them.
         faults: Probabilities of lost, late and repeated messages. Default: none.
         engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes;
             "peers" has no server.

@@ -58,8 +58,8 @@ class Display:
             self._live.stop()
             self._live = None
 
-    def update(self, number: int, records: list[Record]) -> None:
-        """After a block of rounds: `number` are done, `records` are those of the block."""
+    def update(self, done: int, records: list[Record]) -> None:
+        """After a block of rounds: `done` rounds are finished, `records` are those of the block."""
         self._stop_waiting()
         now = self._clock()
         for record in records:
@@ -67,14 +67,14 @@ class Display:
             self._newest |= {
                 key: value for key, value in record.items() if _is_metric(key) and value is not None
             }
-        rate = self._rate(now, number)
+        rate = self._rate(now, done)
         if now - self._start < self._quiet:
             return
         if self._console.is_terminal:
-            self._show(number, f"{number}/{self._last}  {self._text(number, rate)}")
+            self._show(done, f"{done}/{self._last}  {self._text(done, rate)}")
         elif now - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = now
-            self._say(f"{self._name}: round {number}/{self._last}, {self._text(number, rate)}")
+            self._say(f"{self._name}: round {done}/{self._last}, {self._text(done, rate)}")
 
     def _stop_waiting(self) -> None:
         self._patience.cancel()
@@ -90,17 +90,17 @@ class Display:
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _rate(self, now: float, number: int) -> float | None:
+    def _rate(self, now: float, done: int) -> float | None:
         """Rounds a second of late; None after the first block, whose time was mostly spent on
         compiling.
         """
-        self._marks.append((now, number))
+        self._marks.append((now, done))
         while len(self._marks) > 2 and now - self._marks[1][0] > _SECONDS_OF_RATE:
             self._marks.popleft()
         then, before = self._marks[0]
-        return (number - before) / (now - then) if now > then else None
+        return (done - before) / (now - then) if now > then else None
 
-    def _show(self, number: int, text: str) -> None:
+    def _show(self, done: int, text: str) -> None:
         if self._live is None:
             columns = (
                 TextColumn("{task.description}", markup=False),
@@ -111,13 +111,11 @@ class Display:
             self._live.add_task(self._name, total=self._last, text="")
             self._live.start()
         task = self._live.task_ids[0]
-        self._live.update(task, completed=number, text=text)
+        self._live.update(task, completed=done, text=text)
 
-    def _text(self, number: int, rate: float | None) -> str:
+    def _text(self, done: int, rate: float | None) -> str:
         parts = (
-            [f"{rate:.3g} rounds/s", f"{duration((self._last - number) / rate)} left"]
-            if rate
-            else []
+            [f"{rate:.3g} rounds/s", f"{duration((self._last - done) / rate)} left"] if rate else []
         )
         # evaluation first
         shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]

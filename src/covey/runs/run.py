@@ -200,7 +200,7 @@ class Run:
         """The predictive distribution of a client for new rows.
 
         Args:
-            x: New rows on their original scale: a data frame or a mapping with the run's columns, in
+            x: New rows on their original scale: a data frame or mapping with the run's columns in
                 any order, a CSV file, a list of rows or an array. They are scaled as the training
                 rows were.
             client: The client's name or id.
@@ -431,7 +431,8 @@ class Run:
         newest = directory.newest_round()
         if newest > self.round:
             raise ValueError(
-                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: resume=True continues from there"
+                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: "
+                "resume=True continues from there"
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])

@@ -1,9 +1,9 @@
-"""Who talks to whom where there is no server, and with what weight.
+"""Graphs of peers without a server, and the weights with which neighbours mix.
 
-A topology is a function of the number of peers. It gives mixing matrices W, one for a round, used
+A topology is a function of the number of peers. It gives mixing matrices W, one per round, used
 one after the other and then from the first again: a peer's new value is sum_j W_ij x_j over itself
-and its neighbours. W is symmetric and doubly stochastic, so the mean over peers is kept, and W_ii >
-0. The graphs of all rounds together must be connected.
+and its neighbours. W is symmetric and doubly stochastic, so the mean over peers is kept, and
+W_ii > 0. The graphs of all rounds together must be connected.
 """
 
 from collections.abc import Callable
@@ -23,4 +23,4 @@ TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "grid": grid,
     "erdos_renyi": erdos_renyi,
 }
-"""The catalogue: graphs that need no more than plain values to be said."""
+"""Graphs by name, for configurations; the others need edges or matrices."""

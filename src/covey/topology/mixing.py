@@ -1,14 +1,7 @@
-"""Mixing matrices of a graph.
-
-    metropolis   W_ij = 1 / (1 + max(degree_i, degree_j)) for neighbours; needs to know no more than one's neighbours
-    fastest      the symmetric W >= 0 on the graph that brings peers together in the fewest rounds, of the smallest second
-                 singular value (Boyd, Diaconis and Xiao 2004, "Fastest mixing Markov chain on a
-                 graph"); needs cvxpy, the extra `topology`
-
-On the complete graph both are 1/n everywhere.
-"""
+"""Mixing matrices of a graph."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
@@ -18,15 +11,57 @@ from scipy.sparse.csgraph import connected_components
 
 Weights: TypeAlias = Literal["metropolis", "fastest"]
 Matrices: TypeAlias = Float[np.ndarray, "rounds peers peers"]
-Topology: TypeAlias = Callable[[int], Matrices]
-_LEAST_OWN = 1e-3  # W_ii in "fastest": a peer always keeps something of its own
+_LEAST_OWN = 1e-3  # W_ii in "fastest": a peer always keeps a part of its value
 _TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Who talks to whom: a function of the number of peers, giving their mixing matrices.
+
+    Attributes:
+        matrices: (number of peers) -> mixing matrices, used one after the other and then from the
+            first again.
+        gossip_steps: Times that peers exchange their states with their neighbours per round, each
+            time with the next matrix. More steps bring peers closer together and cost as many
+            times the messages.
+    """
+
+    matrices: Callable[[int], Matrices]
+    gossip_steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.gossip_steps < 1:
+            raise ValueError(f"topology: gossip_steps must be at least 1, got {self.gossip_steps}")
+
+    def __call__(self, peers: int) -> Matrices:
+        """The mixing matrices of so many peers."""
+        return self.matrices(peers)
 
 
 def weights_of(
     graph: Bool[np.ndarray, "peers peers"], weights: Weights
 ) -> Float[np.ndarray, "peers peers"]:
-    """The mixing matrix of a graph, given as who is whose neighbour."""
+    """The mixing matrix of a graph.
+
+        metropolis   W_ij = 1 / (1 + max(degree_i, degree_j)) for neighbours; each peer needs to
+                     know its neighbours only
+        fastest      the symmetric W >= 0 on the graph with the smallest second singular value,
+                     which brings peers together in the fewest rounds
+
+    On the complete graph both are 1/n everywhere.
+
+    Args:
+        graph: Adjacency matrix: whether each pair of peers are neighbours.
+        weights: "metropolis" or "fastest".
+
+    Returns:
+        W, symmetric and doubly stochastic.
+
+    Example:
+        >>> weights_of(np.array([[False, True], [True, False]]), "metropolis").tolist()
+        [[0.5, 0.5], [0.5, 0.5]]
+    """
     if weights == "metropolis":
         return metropolis(graph)
     if weights == "fastest":
@@ -35,48 +70,98 @@ def weights_of(
 
 
 def metropolis(graph: Bool[np.ndarray, "peers peers"]) -> Float[np.ndarray, "peers peers"]:
-    """Metropolis-Hastings weights."""
+    """Metropolis-Hastings weights: W_ij = 1 / (1 + max(degree_i, degree_j)) for neighbours.
+
+    Args:
+        graph: Adjacency matrix: whether each pair of peers are neighbours.
+
+    Returns:
+        W, symmetric and doubly stochastic.
+
+    Example:
+        >>> metropolis(np.array([[False, True], [True, False]])).tolist()
+        [[0.5, 0.5], [0.5, 0.5]]
+    """
     degree = graph.sum(1)
     mixing = np.where(graph, 1 / (1 + np.maximum(degree[:, None], degree)), 0.0)
     return mixing + np.diag(1 - mixing.sum(1))
 
 
 def fastest(graph: Bool[np.ndarray, "peers peers"]) -> Float[np.ndarray, "peers peers"]:
-    """The weights that mix fastest, by semidefinite programming."""
+    """The weights that mix fastest, by semidefinite programming.
+
+    W minimises the second singular value over the symmetric W >= 0 on the graph.
+
+    Args:
+        graph: Adjacency matrix: whether each pair of peers are neighbours.
+
+    Returns:
+        W, symmetric and doubly stochastic, with W_ii of at least 0.001.
+
+    Raises:
+        ValueError: cvxpy, of the extra `topology`, is not installed; or no solution was found.
+
+    Example:
+        >>> fastest(np.array([[False, True], [True, False]])).round(3)  # doctest: +SKIP
+        array([[0.5, 0.5],
+               [0.5, 0.5]])
+
+    Reference: Boyd, Diaconis and Xiao (2004), Fastest mixing Markov chain on a graph.
+    """
     try:
         cp: Any = import_module("cvxpy")
     except ImportError as error:
         raise ValueError(
-            "topology: weights='fastest' needs cvxpy: pip install 'covey[topology]', or use weights='metropolis'"
+            "topology: weights='fastest' needs cvxpy: pip install 'covey[topology]', "
+            "or use weights='metropolis'"
         ) from error
-    number = len(graph)
-    mixing = cp.Variable((number, number), symmetric=True)
-    absent = ~graph & ~np.eye(number, dtype=bool)
+    peers = len(graph)
+    mixing = cp.Variable((peers, peers), symmetric=True)
+    absent = ~graph & ~np.eye(peers, dtype=bool)
     rules = [cp.sum(mixing, axis=1) == 1, mixing >= 0, cp.diag(mixing) >= _LEAST_OWN]
     if absent.any():
         rules.append(mixing[absent] == 0)
     problem = cp.Problem(
-        cp.Minimize(cp.norm(mixing - np.full((number, number), 1 / number), 2)), rules
+        cp.Minimize(cp.norm(mixing - np.full((peers, peers), 1 / peers), 2)), rules
     )
     problem.solve()
     if mixing.value is None:
         raise ValueError(
-            f"topology: no fastest weights were found for this graph ({problem.status}); use weights='metropolis'"
+            f"topology: no fastest weights were found for this graph ({problem.status}); "
+            "use weights='metropolis'"
         )
     found = np.where(absent, 0.0, np.maximum((mixing.value + mixing.value.T) / 2, 0.0))
-    np.fill_diagonal(found, 0.0)  # what the solver is not exact about goes to the peers themselves
+    np.fill_diagonal(found, 0.0)  # the solver's error goes to the diagonal
     return found + np.diag(1 - found.sum(1))
 
 
-def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") -> Topology:
-    """The topology of one mixing matrix, or of several, for round after round; what is no such
-    matrix raises a ValueError.
+def mixed_by(
+    matrices: np.ndarray | Sequence[Any], *, name: str = "topology", gossip_steps: int = 1
+) -> Topology:
+    """The topology of given mixing matrices.
+
+    Args:
+        matrices: One mixing matrix, or several that are used one after the other, then from the
+            first again; symmetric, rows that add up to 1, no negative weight, a positive diagonal.
+        name: What error messages begin with. Default: "topology".
+        gossip_steps: How often neighbours mix per round. Default: 1.
+
+    Returns:
+        A topology for `covey.run(engine="peers", topology=...)`.
+
+    Raises:
+        ValueError: a matrix is not a mixing matrix, or the graphs together are not connected.
+
+    Example:
+        >>> mixed_by([[0.75, 0.25], [0.25, 0.75]])(2).shape
+        (1, 2, 2)
     """
     found = np.asarray(matrices, np.float64)
     found = found[None] if found.ndim == 2 else found
     if found.ndim != 3 or found.shape[1] != found.shape[2] or not found.size:
         raise ValueError(
-            f"{name}: a mixing matrix is square, and several are stacked; got the shape {np.shape(matrices)}"
+            f"{name}: a mixing matrix is square, and several are stacked; "
+            f"got the shape {np.shape(matrices)}"
         )
     for round_, mixing in enumerate(found):
         _check(mixing, name if len(found) == 1 else f"{name}, matrix {round_}")
@@ -85,30 +170,44 @@ def mixed_by(matrices: np.ndarray | Sequence[Any], *, name: str = "topology") ->
     def topology(peers: int) -> Matrices:
         if peers != found.shape[1]:
             raise ValueError(
-                f"{name}: the mixing matrix is of {found.shape[1]} peers, the data have {peers} clients"
+                f"{name}: the mixing matrix is of {found.shape[1]} peers, "
+                f"the data have {peers} clients"
             )
         return found
 
-    return topology
+    return Topology(topology, gossip_steps)
 
 
 def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
-    """A ValueError that says which peers never hear of which."""
+    """Raise a ValueError where some peers never hear of others; it names them."""
     parts, part_of = connected_components(graph, directed=False)
     if parts > 1:
         listed = "; ".join(_some(np.flatnonzero(part_of == part)) for part in range(min(parts, 4)))
         more = f"; and {parts - 4} more" if parts > 4 else ""
         raise ValueError(
-            f"{name}: the graph is in {parts} parts that never hear of each other: {listed}{more}; add edges"
+            f"{name}: the graph is in {parts} parts that never hear of each other: "
+            f"{listed}{more}; add edges"
         )
 
 
 def contraction(matrices: Matrices) -> float:
-    """By how much the distance to consensus shrinks in a round: the second singular value, on
-    geometric average over rounds.
+    """The factor by which the distance to consensus shrinks per round.
+
+    The second singular value of the product of all matrices, as a geometric mean over rounds.
+
+    Args:
+        matrices: Mixing matrices, rounds x peers x peers.
+
+    Returns:
+        The factor, from 0 (consensus after a round) to 1 (never).
+
+    Example:
+        >>> from covey.topology import ring
+        >>> round(contraction(ring()(10)), 3)  # (1 + 2 cos(2 pi / 10)) / 3
+        0.873
     """
-    number = matrices.shape[1]
-    product = np.linalg.multi_dot([np.eye(number), *matrices[::-1]]) - 1 / number
+    peers = matrices.shape[1]
+    product = np.linalg.multi_dot([np.eye(peers), *matrices[::-1]]) - 1 / peers
     return float(np.linalg.norm(product, 2) ** (1 / len(matrices)))
 
 
@@ -120,13 +219,15 @@ def _check(mixing: np.ndarray, name: str) -> None:
     if off.max() > _TOLERANCE:
         worst = int(off.argmax())
         raise ValueError(
-            f"{name}: rows must add up to 1 (doubly stochastic); row {worst} adds up to {mixing[worst].sum():g}"
+            f"{name}: rows must add up to 1 (doubly stochastic); "
+            f"row {worst} adds up to {mixing[worst].sum():g}"
         )
     uneven = np.abs(mixing - mixing.T).max(1)
     if uneven.max() > _TOLERANCE:
         worst = int(uneven.argmax())
         raise ValueError(
-            f"{name}: the matrix must be symmetric, so that columns add up to 1 also when peers are absent; row {worst} is not"
+            f"{name}: the matrix must be symmetric, so that columns add up to 1 also when peers "
+            f"are absent; row {worst} is not"
         )
     if np.any(np.diag(mixing) <= 0):
         raise ValueError(

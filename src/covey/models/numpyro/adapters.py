@@ -25,26 +25,51 @@ def client_plate(
     init_strategy: Strategy = prior_mean,
     name: str | None = None,
 ) -> MixedModel:
-    """A NumPyro model with a plate over clients: sites inside it are the effects, the other latent
-    sites are shared.
+    """A NumPyro model with a plate over clients as a mixed model.
+
+    Sites inside the plate are a client's random effects z; the other latent sites are the shared
+    parameters phi, with their priors. A federated client is the only one in its plate: the model is
+    called with `client` zero for all of its rows and `clients` one.
 
     Args:
-        model: a function (x, y, client, clients) with NumPyro statements, as the docstring of
-            `covey.models.numpyro` shows.
-        spec: what the rows look like: `data.spec`. The model is tried on such rows at once, so that
-            mistakes are named here.
-        plate: the name of the plate over clients.
-        init_strategy: where shared parameters and chains of effects start: at the mean of their
-            prior, or by a strategy of `numpyro.infer`, such as init_to_sample for a network, whose
+        model: A function (x, y, client, clients) with NumPyro statements. `client` is the index of
+            each row's client in the plate.
+        spec: Shapes of the rows: `data.spec`. The model is tried on a row of this kind at once, so
+            that mistakes are found here.
+        plate: Name of the plate over clients. Default: "client".
+        init_strategy: Where shared parameters and chains of effects start. Default: the mean of
+            their prior; a strategy of `numpyro.infer` such as init_to_sample for a network, whose
             units must not start alike.
-        name: what reports call it; by default the function's name.
+        name: Name in reports. Default: the name of the function.
+
+    Returns:
+        A mixed model with its own law of the effects and prior, for `fedpop`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from covey.data.federated import FederatedData
+        >>> def schools(x, y, client, clients):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 5))
+        ...     spread = numpyro.sample("spread", dist.HalfCauchy(5))
+        ...     with numpyro.plate("client", clients):
+        ...         effect = numpyro.sample("effect", dist.Normal(mean, spread))
+        ...     numpyro.sample("y", dist.Normal(effect[client], x[:, 0]), obs=y)
+        >>> data = FederatedData.from_clients(
+        ...     {"A": ([[15.0]], [28.0]), "B": ([[10.0]], [8.0])}, features=["standard_error"]
+        ... )
+        >>> model = client_plate(schools, data.spec)
+        >>> sorted(model.init(jax.random.key(0), data.spec))
+        ['mean', 'spread']
     """
     name = _checked_name(model, name, "client_plate", ("x", "y", "client", "clients"))
 
     def call(rows: Rows, clients: int) -> object:
-        number = jax.tree.leaves(rows.x)[0].shape[0]
+        count = jax.tree.leaves(rows.x)[0].shape[0]
         # Clients take turns, which is zero for all rows where there is one client.
-        return model(rows.x, rows.y, jnp.arange(number, dtype=jnp.int32) % clients, clients)
+        return model(rows.x, rows.y, jnp.arange(count, dtype=jnp.int32) % clients, clients)
 
     program = learned(Program(name, call, spec, init_strategy), plate)
     ends = np.cumsum([math.prod(shape) for shape in program.effects.values()])
@@ -62,8 +87,8 @@ def client_plate(
     def start(phi: Values, key: Key[Array, ""] | None = None) -> Float[Array, " effects"]:
         return joined(program.unconstrained(phi, program.effects, key=key, strategy=init_strategy))
 
-    def draws(key: Key[Array, ""], phi: Values, number: int) -> Float[Array, "number effects"]:
-        keys = jax.random.split(key, number)
+    def draws(key: Key[Array, ""], phi: Values, count: int) -> Float[Array, "count effects"]:
+        keys = jax.random.split(key, count)
         return jax.vmap(lambda key: joined(program.unconstrained(phi, program.effects, key=key)))(
             keys
         )
@@ -84,6 +109,7 @@ def client_plate(
         law=law,
         describe=lambda phi, z: program.described(phi | split(z), program.own),
         coefficients=lambda phi, z: program.described(phi, program.common),
+        axes=program.axes,
     )
 
 
@@ -94,11 +120,34 @@ def from_numpyro(
     init_strategy: Strategy = prior_mean,
     name: str | None = None,
 ) -> Model:
-    """A NumPyro model (x, y) whose latent sites are all shared, with its prior; parameters are
-    unconstrained, by site.
+    """A NumPyro model whose latent sites are all shared, with its prior.
 
-    The options are those of `client_plate`. Methods that optimise the likelihood, as FedAvg does,
-    use no prior.
+    Parameters are a dictionary of unconstrained values by site. Methods that optimise the
+    likelihood, such as FedAvg, do not use the prior.
+
+    Args:
+        model: A function (x, y) with NumPyro statements.
+        spec: Shapes of the rows: `data.spec`. The model is tried on a row of this kind at once.
+        init_strategy: Where parameters start. Default: the mean of their prior.
+        name: Name in reports. Default: the name of the function.
+
+    Returns:
+        A model for any method that takes a `Model`.
+
+    Example:
+        >>> import jax
+        >>> import numpy as np
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from covey.data.federated import FederatedData
+        >>> def counts(x, y):
+        ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+        ...     numpyro.sample("y", dist.Poisson(rate * x[:, 0]), obs=y)
+        >>> data = FederatedData.from_clients({"A": ([[2.0], [1.0]], [3.0, 0.0])})
+        >>> model = from_numpyro(counts, data.spec)
+        >>> params = model.init(jax.random.key(0), data.spec)
+        >>> round(float(model.describe(params)["rate"]), 3)  # the prior mean
+        2.0
     """
     name = _checked_name(model, name, "from_numpyro", ("x", "y"))
     program = learned(
@@ -111,13 +160,14 @@ def from_numpyro(
         predictive=program.predictive,
         log_prior=lambda params: program.log_density(params, program.shared),
         describe=lambda params: program.described(params, program.common),
+        axes=program.axes,
     )
 
 
 def _checked_name(
     model: Callable[..., object], name: str | None, adapter: str, arguments: tuple[str, ...]
 ) -> str:
-    """What to call a model that takes these arguments."""
+    """The name of a model; an error where it does not take these arguments."""
     called: str = name or getattr(model, "__name__", type(model).__name__)
     signature = inspect.signature(model)
     try:

@@ -2,7 +2,7 @@
 and on effects.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -12,6 +12,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array
 
+from covey.core.shard import Rows
 from covey.models.numpyro.program import (
     Program,
     Site,
@@ -27,7 +28,7 @@ from covey.models.predictive import Categorical
 
 
 class _Pair(NamedTuple):
-    """A number of a site in two runs, equal where it does not depend on what the runs differ in."""
+    """A value of a site in two runs, equal where it does not depend on what the runs differ in."""
 
     one: Array
     other: Array
@@ -39,14 +40,15 @@ class _Pair(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """The program as shapes show it, and how log-densities and deterministic values change with
-    rows and with effects.
+    """The program as shapes show it, how log-densities and deterministic values change with rows
+    and with effects, and which values belong to columns of x.
     """
 
     program: Program
     densities: dict[str, _Pair]
     by_rows: dict[str, _Pair]
     by_effects: dict[str, _Pair]
+    by_columns: dict[str, Array]
 
 
 def learned(program: Program, plate: str | None) -> Program:
@@ -59,8 +61,9 @@ def learned(program: Program, plate: str | None) -> Program:
     for site, pair in found.densities.items():
         if not pair.same():
             raise ValueError(
-                f"{program.name}: the distribution of {site!r} depends on the rows, but clients have other rows and one prior; "
-                "a term with columns of x belongs into the distribution of the outcome"
+                f"{program.name}: the distribution of {site!r} depends on the rows, but clients "
+                "have other rows and one prior; a term with columns of x belongs into the "
+                "distribution of the outcome"
             )
     program = found.program
     deterministic = [site for site, pair in found.by_rows.items() if pair.same()]
@@ -70,7 +73,11 @@ def learned(program: Program, plate: str | None) -> Program:
         if site in (*program.effects, *deterministic)
     }
     common = [site for site in deterministic if site not in own and found.by_effects[site].same()]
-    return program._replace(own=own, common=dict.fromkeys((*program.shared, *common)))
+    described = (*program.shared, *common, *own)
+    columns = tuple(site for site in described if found.by_columns.get(site, np.False_))
+    return program._replace(
+        own=own, common=dict.fromkeys((*program.shared, *common)), columns=columns
+    )
 
 
 def _look(program: Program, plate: str | None) -> _Look:
@@ -89,7 +96,8 @@ def _look(program: Program, plate: str | None) -> _Look:
     for site in latent:
         if _shape(base[site]) != _shape(more_rows[site]):
             raise ValueError(
-                f"{name}: the latent site {site!r} has a value for each row; effects are a client's, not a row's"
+                f"{name}: the latent site {site!r} has a value for each row; effects are a "
+                "client's, not a row's"
             )
     row_axis = _row_axis(name, base[observed], more_rows[observed])
     _need_outcomes(program, more_rows[observed])
@@ -115,7 +123,12 @@ def _look(program: Program, plate: str | None) -> _Look:
 
     return _Look(
         program._replace(
-            shared=shared, effects=effects, own=own, observed=observed, row_axis=row_axis
+            shared=shared,
+            effects=effects,
+            own=own,
+            observed=observed,
+            row_axis=row_axis,
+            sites=tuple(site for site in base if base[site]["type"] == "sample"),
         ),
         {
             site: _Pair(log_density(base[site], u), log_density(more_rows[site], u))
@@ -123,25 +136,81 @@ def _look(program: Program, plate: str | None) -> _Look:
         },
         by_rows=pairs(more_rows),
         by_effects=pairs(moved),
+        by_columns={}
+        if program.spec.features is None
+        else _by_columns(program, base, own, observed, values),
     )
 
 
-def _tried(program: Program, number: int, given: Values, clients: int = 1) -> Trace:
-    """The model on one row of zeros, or on several that differ."""
+def _tried(program: Program, count: int, given: Values, clients: int = 1) -> Trace:
+    """The model on the example row, or on several rows that differ from it and from each other."""
+    if count == 1:
+        return program.run(program.rows(1), given, clients=clients, strategy=_somewhere)
+    classes = program.spec.classes
+    x = jax.tree.map(lambda leaf: _varied(leaf, count), program.example().x)
+    y = jax.tree.map(lambda leaf: _varied(leaf, count), program.example().y)
+    if classes is not None:
+        y = jax.tree.map(lambda leaf: leaf % classes, y)
+    return program.run(Rows(x, y), given, clients=clients, strategy=_somewhere)
 
-    def varied(leaf):  # zeros and ones in turn, in every row and in every column
-        place = jnp.arange(number)[:, None] + jnp.arange(leaf.size // number)
-        return (place % min(number, 2)).reshape(leaf.shape).astype(leaf.dtype)
 
-    rows = jax.tree.map(varied, program.rows(number))
-    try:
-        return program.run(rows, given, clients=clients, strategy=_somewhere)
-    except Exception as error:
-        shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(rows))
-        error.add_note(
-            f"{program.name}: this came up when the model was tried on x, y of shapes {shapes} of {clients} client(s)"
-        )
-        raise
+def _varied(value: Any, count: int) -> Array:
+    """Values of the same kind: halves of a number, which keep its sign, and the next integers."""
+    value = jnp.asarray(value)
+    step = jnp.arange(1, count + 1).reshape(-1, *(1,) * value.ndim)
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        return jnp.where(value == 0, step / 2, value * 0.5**step).astype(value.dtype)
+    if value.dtype == jnp.bool_:
+        return value ^ (step % 2 == 1)
+    return value + step.astype(value.dtype)
+
+
+def _by_columns(
+    program: Program, base: Trace, own: Mapping[str, int], observed: str, values: Values
+) -> dict[str, Array]:
+    """Whether a site has one value per column of x.
+
+    A latent one has where the outcome's dependence on value j vanishes with column j; a
+    deterministic one where value j depends on value j of such a site, and on no other of it.
+    """
+    row = program.example()
+    columns = jnp.size(row.x)
+    if jnp.ndim(row.x) != 1:
+        return {}
+
+    def is_vector(site: str) -> bool:
+        shape = _shape(base[site])
+        axis = own.get(site)
+        return (shape if axis is None else _without(shape, axis)) == (columns,)
+
+    vectors = [site for site in base if site != observed and is_vector(site)]
+    sites = [site for site in vectors if site in values and values[site].size == columns]
+    filled = jnp.where(jnp.asarray(row.x) == 0, 1, jnp.asarray(row.x))
+
+    def gradients(kept: Array) -> Values:
+        rows = Rows(jnp.where(kept, filled, 0)[None], jnp.asarray(row.y)[None])
+        return jax.grad(lambda at: jnp.sum(log_prob(program.run(rows, at)[observed])))(values)
+
+    even = jnp.arange(columns) % 2 == 0
+    seen = [(kept, gradients(kept)) for kept in (even, ~even)]
+    found = {
+        site: jnp.all(jnp.stack([(g[site].reshape(-1) != 0) == kept for kept, g in seen]))
+        for site in sites
+    }
+
+    def value_of(site: str, at: Values) -> Array:
+        return jnp.asarray(program.run(program.rows(1), at)[site]["value"])
+
+    for site in vectors:
+        if sites and base[site]["type"] == "deterministic":
+            jacobian = jax.jacrev(lambda at, site=site: value_of(site, at).reshape(-1))(values)
+            elementwise = [
+                found[source]
+                & jnp.all((jacobian[source].reshape(columns, columns) != 0) == jnp.eye(columns))
+                for source in sites
+            ]
+            found[site] = jnp.any(jnp.stack(elementwise))
+    return found
 
 
 def _somewhere(site: Site) -> Array:
@@ -158,26 +227,30 @@ def _latent(name: str, found: Trace, plate: str | None) -> list[str]:
         kind = site["type"]
         if kind == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise ValueError(
-                f"{name}: plate {site['name']!r} is subsampled; leave it whole, methods draw minibatches themselves"
+                f"{name}: plate {site['name']!r} is subsampled; leave it whole, methods draw "
+                "minibatches themselves"
             )
         if kind in ("param", "mutable"):
             raise ValueError(
-                f"{name}: {site['name']!r} is a numpyro.{kind}, which has no prior; use numpyro.sample, with "
-                "dist.ImproperUniform where the prior is flat"
+                f"{name}: {site['name']!r} is a numpyro.{kind}, which has no prior; use "
+                "numpyro.sample, with dist.ImproperUniform where the prior is flat"
             )
         if kind == "sample" and not site["is_observed"] and site["fn"].support.is_discrete:
             raise ValueError(
-                f"{name}: the latent site {site['name']!r} is discrete and has no gradient; sum over it in the model"
+                f"{name}: the latent site {site['name']!r} is discrete and has no gradient; sum "
+                "over it in the model"
             )
         if len(_frames(site, plate)) > 1:
             raise ValueError(
-                f"{name}: {site['name']!r} is inside two plates called {plate!r}; clients have one plate"
+                f"{name}: {site['name']!r} is inside two plates called {plate!r}; clients have "
+                "one plate"
             )
     plates = [site["name"] for site in found.values() if site["type"] == "plate"]
     if plate is not None and plate not in plates:
         raise ValueError(
-            f"{name}: there is no plate called {plate!r} among its plates {plates}; put the effects of a client into "
-            f"numpyro.plate({plate!r}, clients), or say how yours is called: plate="
+            f"{name}: there is no plate called {plate!r} among its plates {plates}; put the "
+            f"effects of a client into numpyro.plate({plate!r}, clients), or give the name of "
+            "yours: plate="
         )
     return [
         site["name"]
@@ -193,11 +266,13 @@ def _observed(name: str, found: Trace) -> str:
     factors = [site for site in observed if isinstance(found[site]["fn"], dist.Unit)]
     if factors:
         raise ValueError(
-            f"{name}: factor {factors[0]!r} belongs to no row and no site; say it as the distribution of a site"
+            f"{name}: factor {factors[0]!r} belongs to no row and no site; write it as the "
+            "distribution of a site"
         )
     if len(observed) != 1:
         raise ValueError(
-            f"{name}: one observed site is needed, the outcomes as obs=y, but there are {observed or 'none'}"
+            f"{name}: one observed site is needed, the outcomes as obs=y, but there are "
+            f"{observed or 'none'}"
         )
     return observed[0]
 
@@ -210,13 +285,14 @@ def _need_plate(name: str, base: Trace, two: Trace, plate: str, shared: Iterable
         }
         if sizes != {clients}:
             raise ValueError(
-                f"{name}: plate {plate!r} has size {max(sizes - {clients})} where the model is called with clients={clients}; "
-                f"write numpyro.plate({plate!r}, clients)"
+                f"{name}: plate {plate!r} has size {max(sizes - {clients})} where the model is "
+                f"called with clients={clients}; write numpyro.plate({plate!r}, clients)"
             )
     for site in shared:
         if _shape(base[site]) != _shape(two[site]):
             raise ValueError(
-                f"{name}: {site!r} has a value for each client but is outside of plate {plate!r}; put it inside"
+                f"{name}: {site!r} has a value for each client but is outside of plate {plate!r}; "
+                "put it inside"
             )
 
 
@@ -225,8 +301,9 @@ def _row_axis(name: str, one: Site, three: Site) -> int:
     axis = _changed(log_prob(one).shape, shape)
     if axis is None or shape[axis] != 3:
         raise ValueError(
-            f"{name}: the observed site {three['name']!r} has log-densities of shape {shape} for 3 rows, but one a row is "
-            "needed, so that rows can be taken one by one; is there a to_event, or a sum, over rows?"
+            f"{name}: the observed site {three['name']!r} has log-densities of shape {shape} for "
+            "3 rows, but one per row is needed, so that rows can be taken one by one; is there a "
+            "to_event, or a sum, over rows?"
         )
     return axis
 
@@ -238,7 +315,8 @@ def _need_outcomes(program: Program, site: Site) -> None:
     if found is not None and classes != program.spec.classes:
         said = "a number" if classes is None else f"one of {classes} labels"
         raise ValueError(
-            f"{program.name}: the observed site {site['name']!r} is {said}, but these data have classes={program.spec.classes}"
+            f"{program.name}: the observed site {site['name']!r} is {said}, but these data have "
+            f"classes={program.spec.classes}"
         )
 
 
@@ -247,13 +325,19 @@ def _frames(site: Site, plate: str | None) -> list[Any]:
 
 
 def _shape(site: Site) -> tuple[int, ...]:
-    """As the model has it: a latent value that is given may be broadcast to it."""
+    """The shape in the model, to which a given latent value may be broadcast."""
     return site["fn"].shape() if site["type"] == "sample" else jnp.shape(site["value"])
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """A shape without one of its axes, counted from the end."""
+    at = len(shape) + axis
+    return (*shape[:at], *shape[at + 1 :])
 
 
 def _changed(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
     """The only axis, counted from the end, along which two shapes differ."""
     if len(one) != len(other):
         return None
-    axes = [-place for place in range(1, len(one) + 1) if one[-place] != other[-place]]
+    axes = [-axis for axis in range(1, len(one) + 1) if one[-axis] != other[-axis]]
     return axes[0] if len(axes) == 1 else None

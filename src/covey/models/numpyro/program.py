@@ -5,12 +5,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Key, Shaped
 from numpyro.distributions.transforms import biject_to
 from numpyro.handlers import seed, substitute, trace
 
-from covey.core.shard import Rows, Spec
+from covey.core.shard import Axis, Rows, Spec
 from covey.models.predictive import Categorical, Normal, Poisson, Predictive
 
 Site: TypeAlias = Mapping[str, Any]  # what NumPyro records of one statement
@@ -20,19 +21,22 @@ Strategy: TypeAlias = Callable[..., Any]  # (site) -> value, of numpyro.infer
 
 
 class Program(NamedTuple):
-    """A NumPyro model as Covey calls it; the fields after the first four are what `learned` finds
-    out.
+    """A NumPyro model as Covey calls it; `learned` finds the fields after the first four.
 
-    call: (rows, clients) runs it.
-    spec: what a row looks like.
-    strategy: where latent sites start.
-    shared: latent sites outside of the client plate.
-    effects: those inside in the order of their names, with the shapes of their unconstrained
-        values.
-    common: sites to describe that all clients share.
-    own: sites to describe that are a client's, with the axis of the client plate.
-    observed: the site of the outcomes.
-    row_axis: the axis of its log-density that counts rows.
+    Attributes:
+        name: Name in reports and messages.
+        call: (rows, clients) runs the model.
+        spec: Shapes of a row, and an example row where it has one.
+        strategy: Where latent sites start.
+        shared: Latent sites outside of the client plate.
+        effects: Latent sites inside the plate in the order of their names, with the shapes of their
+            unconstrained values.
+        common: Sites to describe that all clients share.
+        own: Sites to describe that are a client's, with the axis of the client plate.
+        columns: Sites to describe that have one value per column of x.
+        observed: The site of the outcomes.
+        row_axis: The axis of its log-density that counts rows.
+        sites: All sample sites in the order in which the model comes to them.
     """
 
     name: str
@@ -43,13 +47,23 @@ class Program(NamedTuple):
     effects: Mapping[str, tuple[int, ...]] = {}
     common: Mapping[str, None] = {}
     own: Mapping[str, int] = {}
+    columns: tuple[str, ...] = ()
     observed: str = ""
     row_axis: int = -1
+    sites: tuple[str, ...] = ()
 
-    def rows(self, number: int) -> Rows:
-        """Rows of zeros."""
+    def example(self) -> Rows:
+        """One row of the data's kind: that of the spec, or else ones, which suit a scale too."""
+        given = getattr(self.spec, "example", None)
+        if given is not None:
+            return given
+        return jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), self.spec.rows)
+
+    def rows(self, count: int) -> Rows:
+        """The example row, several times."""
         return jax.tree.map(
-            lambda leaf: jnp.zeros((number, *leaf.shape), leaf.dtype), self.spec.rows
+            lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (count, *jnp.shape(leaf))),
+            self.example(),
         )
 
     def run(
@@ -76,7 +90,27 @@ class Program(NamedTuple):
             return jnp.broadcast_to(jnp.asarray(strategy(site), float), shape)
 
         seeded = seed(self.call, jax.random.key(0) if key is None else key)
-        return trace(substitute(seeded, substitute_fn=value)).get_trace(rows, clients)
+        traced = trace(substitute(seeded, substitute_fn=value))
+        try:
+            return traced.get_trace(rows, clients)
+        except Exception as error:
+            shapes = ", ".join(str(leaf.shape) for leaf in jax.tree.leaves(rows))
+            said = (
+                f"{self.name}: the model failed {self._where(traced.trace)}, tried on x, y of "
+                f"shapes {shapes} of {clients} client(s)"
+            )
+            if isinstance(error, ValueError):  # NumPyro's word on a parameter does not name a site
+                raise ValueError(f"{said}: {error}") from error
+            error.add_note(said)
+            raise
+
+    def _where(self, reached: Trace) -> str:
+        """The site at which a run stopped, as far as it is known."""
+        for site in self.sites:
+            if site not in reached:
+                return f"at site {site!r}"
+        passed = [name for name, site in reached.items() if site["type"] == "sample"]
+        return f"after site {passed[-1]!r}" if passed else "before its first site"
 
     def unconstrained(
         self,
@@ -86,22 +120,23 @@ class Program(NamedTuple):
         key: Key[Array, ""] | None = None,
         strategy: Strategy | None = None,
     ) -> Values:
-        """Values of sites that are not given, by the strategy, or drawn."""
+        """Unconstrained values of sites that are not given, by the strategy, or drawn."""
         found = self.run(self.rows(1), given, key=key, strategy=strategy)
         return {site: unconstrained(found[site]) for site in sites}
 
     def init(self, key: Key[Array, ""], spec: Spec) -> Values:
-        """Where the shared sites start, if these are rows that the model was made for."""
+        """Start of the shared sites; an error for rows that the model was not made for."""
         made, given = (jax.tree.map(lambda leaf: leaf.shape, one.rows) for one in (self.spec, spec))
         if (made, self.spec.classes) != (given, spec.classes):
             raise ValueError(
-                f"{self.name}: made for rows of shapes {tuple(made)} and classes={self.spec.classes}, but these data have "
-                f"{tuple(given)} and classes={spec.classes}; make it with the spec of the data that are learned from"
+                f"{self.name}: made for rows of shapes {tuple(made)} and "
+                f"classes={self.spec.classes}, but these data have {tuple(given)} and "
+                f"classes={spec.classes}; make it with the spec of the data that are learned from"
             )
         return self.unconstrained({}, self.shared, key=key, strategy=self.strategy)
 
     def log_density(self, given: Values, sites: Iterable[str]) -> Float[Array, ""]:
-        """That of the unconstrained values of these sites, given what they depend on."""
+        """Log-density of the unconstrained values of these sites, given the others."""
         found = self.run(self.rows(1), given)
         return sum((log_density(found[site], given[site]) for site in sites), jnp.zeros(()))
 
@@ -111,21 +146,22 @@ class Program(NamedTuple):
         return terms.reshape(terms.shape[0], -1).sum(axis=1)
 
     def predictive(self, given: Values, x: Shaped[Array, " rows *features"]) -> Predictive:
-        """What the model says of outcomes. It is called with some, zeros, which its distributions
-        cannot depend on.
+        """The predictive distribution of the outcomes. The model is called with the outcome of the
+        example row, on which its distributions cannot depend.
         """
         site = self.run(Rows(x, self.rows(x.shape[0]).y), given)[self.observed]
         found = predictive_of(site, x.shape[0])
         if found is None:
             raise ValueError(
-                f"{self.name}: predictions are of one Bernoulli, Categorical, Normal or Poisson outcome a row, but the observed "
-                f"site {self.observed!r} is {type(unwrapped(site['fn'])).__name__} with log-densities of shape "
+                f"{self.name}: predictions are of one Bernoulli, Categorical, Normal or Poisson "
+                f"outcome per row, but the observed site {self.observed!r} is "
+                f"{type(unwrapped(site['fn'])).__name__} with log-densities of shape "
                 f"{log_prob(site).shape}; a method can learn from it, not predict it"
             )
         return found
 
     def described(self, given: Values, sites: Mapping[str, int | None]) -> Values:
-        """Sites in the terms of the model, a client's without the axis of the plate."""
+        """Values of sites in the terms of the model, a client's without the axis of the plate."""
         found = self.run(self.rows(1), given)
         values = {site: jnp.asarray(found[site]["value"]) for site in sites}
         return {
@@ -133,9 +169,15 @@ class Program(NamedTuple):
             for site, axis in sites.items()
         }
 
+    def axes(self, spec: Spec) -> dict[str, Axis]:
+        """Names of the columns of x, for the sites that have one value per column."""
+        if spec.features is None:
+            return {}
+        return {site: Axis("column", spec.features) for site in self.columns}
+
 
 def predictive_of(site: Site, rows: int) -> Predictive | None:
-    """Covey's predictive of an observed site; None where there is none such."""
+    """The predictive distribution of an observed site; None for other distributions."""
     base, terms = unwrapped(site["fn"]), log_prob(site)
     kind = type(base)
     if terms.size != rows:
@@ -176,7 +218,7 @@ def log_prob(site: Site) -> Array:
 
 
 def log_density(site: Site, u: Array) -> Float[Array, ""]:
-    """That of a site's unconstrained value: log p(T(u)) + log |dT/du|."""
+    """The log-density of a site's unconstrained value: log p(T(u)) + log |dT/du|."""
     return jnp.sum(log_prob(site)) + jnp.sum(
         transform_of(site).log_abs_det_jacobian(u, site["value"])
     )
@@ -184,7 +226,7 @@ def log_density(site: Site, u: Array) -> Float[Array, ""]:
 
 def prior_mean(site: Site) -> Array:
     """A strategy that draws nothing: the mean of a site's prior where it is finite, else the value
-    at zero of its numbers.
+    whose unconstrained value is zero.
     """
     transform = transform_of(site)
     middle = transform(jnp.zeros(transform.inverse_shape(site["fn"].shape())))
@@ -196,10 +238,10 @@ def prior_mean(site: Site) -> Array:
 
 
 def transform_of(site: Site) -> Any:
-    """T, from unconstrained numbers to the support."""
+    """The map T from unconstrained values to the support."""
     return biject_to(site["fn"].support)
 
 
 def unconstrained(site: Site) -> Array:
-    """T^-1 of a site's value."""
+    """The unconstrained value of a site, T^-1(value)."""
     return transform_of(site).inv(site["value"])

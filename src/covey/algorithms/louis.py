@@ -1,0 +1,309 @@
+"""A Gaussian posterior of the shared parameters of a mixed model, from the observed information.
+
+Louis (1982), Finding the observed information matrix when using the EM algorithm.
+"""
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key
+
+from covey.algorithms.identification import StandardErrors, standard_errors
+from covey.algorithms.joint import Joint, Population
+from covey.core.algorithm import Approximation, Ask, Message
+from covey.core.shard import Shard, Spec, all_rows
+from covey.kernels.importance import laplace, prior_draws, weighted_draws
+
+LARGEST = 500  # shared parameters: a client sends some matrices of so many rows and columns
+BATCHES = 8  # independent estimates per client; their spread is the Monte Carlo error
+DRAWS = 64  # of each half of a batch, at first
+MOST_DRAWS = 640
+EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error
+_FEW = 0.1  # of the draws: a client with fewer effective ones is counted as poorly drawn
+
+
+class SharedLaw(NamedTuple):
+    """A Gaussian law of theta = (phi, beta) at its estimate.
+
+    Attributes:
+        theta: The estimate.
+        factor: A factor of theta's covariance, which is factor @ factor.T, in the order in which
+            `ravel_pytree` puts theta.
+        estimate: The estimate in the terms of the model, by name.
+        error: Standard errors of these values by the delta method; NaN where the data do not
+            identify a value.
+    """
+
+    theta: Population
+    factor: Float[np.ndarray, "parameters directions"]
+    estimate: dict[str, np.ndarray]
+    error: dict[str, np.ndarray]
+
+
+class Information(NamedTuple):
+    """What a client sends, and the sum over clients: estimates of the information about theta.
+
+    Attributes:
+        batches: Independent unbiased estimates.
+        complete: Diagonal of the information that rows and effects together would have.
+        poor: Clients whose draws of the effects are worth few.
+    """
+
+    batches: Float[Array, "batches parameters parameters"]
+    complete: Float[Array, " parameters"]
+    poor: Float[Array, ""]
+
+
+class _Half(NamedTuple):
+    """Moments of the score of the complete data under p(z | D_i, theta)."""
+
+    curvature: Float[Array, "parameters parameters"]
+    second: Float[Array, "parameters parameters"]
+    mean: Float[Array, " parameters"]
+    effective: Float[Array, ""]
+
+
+def shared_posterior(
+    joint: Joint, *, phi_prior: float | None, beta_prior: float | None
+) -> Approximation:
+    """The Gaussian posterior of theta at an estimate, from federated sums.
+
+    Its precision is the information of all clients and of the priors. The information of client i,
+    effects integrated out, is by Louis's identity
+
+        I_i = E[-grad^2 log p(D_i, z | theta)] - E[s s'] + E[s] E[s]'
+
+    with s = grad log p(D_i, z | theta), z ~ p(z | D_i, theta), and gradients by theta. Each client
+    estimates its term from weighted draws of its effects and sends it in several independent
+    batches, so that the Monte Carlo error is known; where that is above 5 % of a standard error,
+    clients are asked again for more draws.
+
+    A value that the data do not identify is NaN in every draw, with a warning that names it. The
+    law is Gaussian in theta, where deviations count by their logarithm: with few clients its
+    intervals are too short, those of deviations above all.
+
+    Args:
+        joint: The model and the law of its effects.
+        phi_prior: Standard deviation of the Gaussian prior on phi; None is flat.
+        beta_prior: The same for beta.
+
+    Returns:
+        How to fit the law and to draw from it. `fit` takes a broadcast with the field `theta`, and
+        refuses laws whose density is known up to a constant only and more than 500 parameters.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> from covey.algorithms.joint import joint_of
+        >>> from covey.core.shard import Rows, Spec, whole
+        >>> from covey.models import Linear, fixed, mixed_linear
+        >>> joint = joint_of(mixed_linear(scale=1.0), fixed(scale=1.0))
+        >>> class Down(NamedTuple):
+        ...     theta: Population
+        >>> weight, beta = jnp.zeros(1), joint.law.init(jax.random.key(0), jnp.zeros(1), Spec(None))
+        >>> down = Down(Population(Linear(weight, jnp.zeros(())), beta))
+        >>> x, y = np.array([[1.0], [-1.0], [1.0], [-1.0]]), np.array([0.4, -0.2, 0.1, 0.3])
+        >>> def ask(statistic):  # the sum over one client
+        ...     return jax.jit(statistic)(jax.random.key(1), whole(Rows(x, y)))
+        >>> fit, draw = shared_posterior(joint, phi_prior=None, beta_prior=None)
+        >>> law = fit(down, Spec(None), ask)
+        >>> round(float(law.error["weights"][0]), 2)  # four rows with x = 1 or -1
+        0.5
+        >>> draw(jax.random.key(2), law, 100)["weights"].shape
+        (100, 1)
+
+    Reference: Louis (1982), Finding the observed information matrix when using the EM algorithm.
+    """
+
+    def fit(down: Message, spec: Spec, ask: Ask) -> SharedLaw:
+        theta: Population = down.theta
+        flat, unravel = ravel_pytree(theta)
+        _check(joint, len(flat))
+        prior = _prior_information(joint, theta, phi_prior, beta_prior)
+        # A law that is not learned is known: only phi has errors.
+        free = slice(None if joint.law.learned else len(ravel_pytree(theta.phi)[0]))
+        estimate = joint.describe(theta)
+        jacobian = jax.jacobian(lambda v: joint.describe(unravel(v)))(flat)
+        gradients = _rows_of({name: jacobian[name] for name in estimate}, len(flat))
+
+        def errors_of(found: Information) -> StandardErrors:
+            return standard_errors(
+                np.asarray(found.batches)[:, free, free],
+                prior[free, free],
+                np.asarray(found.complete)[free],
+                gradients[:, free],
+            )
+
+        found = _asked(ask, joint, theta, DRAWS)
+        errors = errors_of(found)
+        worst = float(np.max(errors.monte_carlo, initial=0.0))
+        if worst > EXACT_ENOUGH or not errors.identified.all():
+            found = _asked(ask, joint, theta, MOST_DRAWS)
+            errors = errors_of(found)
+        _warn(errors, _names(joint, estimate, spec), float(found.poor))
+        factor = np.zeros((len(flat), errors.factor.shape[1]))
+        factor[free] = errors.factor
+        values = {name: np.asarray(value) for name, value in estimate.items()}
+        return SharedLaw(theta, factor, values, _shaped(errors.value, values))
+
+    def draw(key: Key[Array, ""], law: SharedLaw, count: int) -> dict[str, Array]:
+        flat, unravel = ravel_pytree(law.theta)
+        noise = jax.random.normal(key, (count, law.factor.shape[1]), flat.dtype)
+        drawn = jax.vmap(lambda v: joint.describe(unravel(v)))(
+            flat + noise @ jnp.asarray(law.factor, flat.dtype).T
+        )
+        return {
+            name: jnp.where(np.isnan(law.error[name]), jnp.nan, value)
+            for name, value in drawn.items()
+        }
+
+    return Approximation(fit, draw)
+
+
+def client_information(
+    key: Key[Array, ""], data: Shard, *, joint: Joint, theta: Population, draws: int
+) -> Information:
+    """A client's information about theta, from draws of its effects; zero for one without rows."""
+    flat, unravel = ravel_pytree(theta)
+    every = all_rows(data)
+
+    def log_joint(parameters, z):
+        at = unravel(parameters)
+        return joint.log_effects(at, z) + joint.log_rows(at, z, every)
+
+    def log_density(z):
+        return log_joint(flat, z)
+
+    around = laplace(log_density, joint.start(theta))
+
+    def half(key):
+        """Independent draws, and the moments of the score that they give."""
+        key_prior, key_near = jax.random.split(key)
+        some = joint.prior_draws(key_prior, theta, prior_draws(draws))
+        drawn = weighted_draws(
+            key_near, log_density, around, some, lambda z: joint.log_effects(theta, z), draws
+        )
+
+        def expected(parameters):
+            return drawn.weight @ jax.vmap(lambda z: log_joint(parameters, z))(drawn.z)
+
+        scores = jax.vmap(lambda z: jax.grad(log_joint)(flat, z))(drawn.z)
+        return _Half(
+            -jax.hessian(expected)(flat),
+            (scores.T * drawn.weight) @ scores,
+            drawn.weight @ scores,
+            drawn.effective,
+        )
+
+    halves = jax.lax.map(half, jax.random.split(key, (BATCHES, 2)).reshape(-1))
+    one, other = (jax.tree.map(lambda leaf, at=at: leaf[at::2], halves) for at in (0, 1))
+    # The product of two independent means: that of one with itself would be too large on average.
+    outer = jax.vmap(jnp.outer)(one.mean, other.mean)
+    outer = (outer + jnp.swapaxes(outer, 1, 2)) / 2
+    batches = (one.curvature + other.curvature - one.second - other.second) / 2 + outer
+    complete = jnp.diagonal(jnp.mean(halves.curvature, axis=0))
+    poor = jnp.mean(halves.effective < _FEW * draws, dtype=flat.dtype)
+    return jax.tree.map(
+        lambda leaf: jnp.where(data.count > 0, leaf, 0.0), Information(batches, complete, poor)
+    )
+
+
+def _asked(ask: Ask, joint: Joint, theta: Population, draws: int) -> Information:
+    """The information of all clients, in double precision: it is a difference of large matrices."""
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), theta)
+        found = ask(partial(client_information, joint=joint, theta=exact, draws=draws))
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
+
+
+def _prior_information(
+    joint: Joint, theta: Population, phi_prior: float | None, beta_prior: float | None
+) -> np.ndarray:
+    """What the priors add to the information."""
+    phi, unravel = ravel_pytree(theta.phi)
+    sizes = len(phi), len(ravel_pytree(theta.beta)[0])
+    each = (0.0 if prior is None else prior**-2 for prior in (phi_prior, beta_prior))
+    found = np.diag(np.repeat(list(each), sizes))
+    log_prior = joint.model.log_prior
+    if log_prior is not None:
+        curvature = jax.hessian(lambda v: log_prior(unravel(v)))(phi)
+        found[: len(phi), : len(phi)] -= np.asarray(curvature, np.float64)
+    return found
+
+
+def _check(joint: Joint, count: int) -> None:
+    if joint.law.normaliser is not None:
+        raise ValueError(
+            "fedpop: the density of this law of the effects is known up to a constant only, which "
+            "gives no information about the shared parameters; use another law, e.g. gaussian(), "
+            "or see run.posterior.clients for the clients' own parameters"
+        )
+    if count > LARGEST:
+        raise ValueError(
+            f"fedpop: the posterior of the shared parameters needs their information matrix, and "
+            f"{count} parameters are more than the {LARGEST} that it can have; see "
+            "run.posterior.clients for the clients' own parameters"
+        )
+
+
+def _rows_of(values: dict[str, Array], width: int) -> np.ndarray:
+    """All values as rows of one matrix."""
+    return np.concatenate(
+        [np.asarray(value, np.float64).reshape(-1, width) for value in values.values()]
+    )
+
+
+def _shaped(flat: np.ndarray, like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A vector cut into the shapes of some values."""
+    ends = np.cumsum([value.size for value in like.values()])
+    parts = np.split(flat, ends[:-1])
+    return {
+        name: part.reshape(value.shape)
+        for (name, value), part in zip(like.items(), parts, strict=True)
+    }
+
+
+def _names(joint: Joint, estimate: dict[str, Array], spec: Spec) -> list[str]:
+    """A name for each value, such as `weights[age]`."""
+    axes = joint.axes(spec)
+
+    def labels(name: str, value: Array) -> list[str]:
+        along: list[Sequence[object]] = [range(size) for size in value.shape]
+        if name in axes:
+            along[0] = axes[name].labels
+        return [name + (f"[{', '.join(map(str, at))}]" if at else "") for at in product(*along)]
+
+    return [label for name, value in estimate.items() for label in labels(name, value)]
+
+
+def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
+    """Say which standard errors are missing or inexact."""
+    if not errors.identified.all():
+        missing = [
+            name for name, is_known in zip(names, errors.identified, strict=True) if not is_known
+        ]
+        warnings.warn(
+            f"fedpop: at these estimates the data have no information about {', '.join(missing)}; "
+            "their posterior is NaN. Is a column constant or a copy of others, is a deviation at "
+            "its bound, are there fewer clients than effects, or has the fit not converged?",
+            stacklevel=2,
+        )
+    worst = float(np.max(errors.monte_carlo[errors.identified], initial=0.0))
+    if worst > EXACT_ENOUGH:
+        warnings.warn(
+            f"fedpop: standard errors of the shared parameters are known up to a Monte Carlo error "
+            f"of {worst:.0%}, more than {EXACT_ENOUGH:.0%}",
+            stacklevel=2,
+        )
+    if poor >= 0.5:
+        warnings.warn(
+            f"fedpop: the draws of {poor:.0f} clients are worth less than {_FEW:.0%} of their "
+            "number; standard errors of the shared parameters may be too small",
+            stacklevel=2,
+        )

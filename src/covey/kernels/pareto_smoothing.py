@@ -1,0 +1,138 @@
+"""Importance sampling of a log-density that is expensive to ask for and can be asked for many
+points at once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+HIGHEST_K = 0.7  # above, Pareto smoothed importance sampling is not reliable
+_FREEDOM = 6.0  # degrees of freedom of the proposal: tails heavier than those of most posteriors
+
+
+class Weighted(NamedTuple):
+    """Points with weights.
+
+    Attributes:
+        points: The points.
+        weights: They add up to one.
+        k_hat: Shape of the tail of the weights: up to 0.5 all is well, above 0.7 it is not.
+        asked: How many times the density was asked for.
+    """
+
+    points: Float[np.ndarray, "points k"]
+    weights: Float[np.ndarray, " points"]
+    k_hat: float
+    asked: int
+
+    @property
+    def effective(self) -> float:
+        """How many equally weighted points they are worth."""
+        return float(1 / np.sum(self.weights**2))
+
+
+class Student(NamedTuple):
+    """A multivariate Student t distribution: its mean, and R with R R' its scale matrix."""
+
+    mean: Float[np.ndarray, " k"]
+    root: Float[np.ndarray, "k k"]
+
+    def draw(self, random: np.random.Generator, count: int) -> Float[np.ndarray, "count k"]:
+        """Independent draws."""
+        normal = random.standard_normal((count, len(self.mean)))
+        stretch = np.sqrt(random.chisquare(_FREEDOM, count) / _FREEDOM)
+        return self.mean + (normal / stretch[:, None]) @ self.root.T
+
+    def log_density(self, points: Float[np.ndarray, "count k"]) -> Float[np.ndarray, " count"]:
+        """Up to a constant that is the same for all means and scales."""
+        white = np.linalg.solve(self.root, (points - self.mean).T)
+        log_det = np.linalg.slogdet(self.root)[1]
+        power = (_FREEDOM + len(self.mean)) / 2
+        return -power * np.log1p(np.sum(white**2, axis=0) / _FREEDOM) - log_det
+
+
+def importance_sample(
+    log_density: Callable[[Float[np.ndarray, "points k"]], Float[np.ndarray, " points"]],
+    mean: Float[np.ndarray, " k"],
+    covariance: Float[np.ndarray, "k k"],
+    *,
+    draws: int,
+    seed: int,
+    most: int = 5,
+) -> Weighted:
+    """Points of a distribution, weighted by its density over that of Student t proposals.
+
+    The first proposal has the mean and covariance given. While Pareto smoothing finds the weights
+    unreliable, or the points are worth less than a tenth of one proposal's, the proposal is moved to the weighted mean and covariance of all points, and as many
+    points again are asked for; each point is weighted by the mixture of all proposals.
+
+    Args:
+        log_density: (points) -> log density at each, up to a constant.
+        mean: Mean of the first proposal, e.g. the mode.
+        covariance: Its covariance, e.g. the inverse of the negative Hessian at the mode.
+        draws: Points to ask for at a time.
+        seed: Seed of the proposals.
+        most: How many times to ask at most.
+
+    Returns:
+        The points, and how reliable their weights are.
+
+    Example:
+        >>> normal = lambda points: -np.sum((points - 3) ** 2, axis=1) / 2
+        >>> found = importance_sample(normal, np.zeros(1), np.eye(1), draws=2000, seed=0)
+        >>> bool(abs(found.weights @ found.points[:, 0] - 3) < 0.1)
+        True
+
+    Reference: Cornuet, Marin, Mira and Robert (2012), Adaptive multiple importance sampling;
+    Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling.
+    """
+    from arviz_stats.base import array_stats  # takes a second to import
+
+    random = np.random.default_rng(seed)
+    proposals = [Student(mean, _root(covariance))]
+    points, values = np.zeros((0, len(mean))), np.zeros(0)
+    for asked in range(1, most + 1):
+        new = proposals[-1].draw(random, draws)
+        points, values = np.concatenate([points, new]), np.append(values, log_density(new))
+        each = np.stack([one.log_density(points) for one in proposals])
+        raw = values - np.logaddexp.reduce(each)
+        raw = np.where(np.isfinite(raw), raw, -1e300)
+        smoothed, k_hat = array_stats.psislw(raw.max() - raw)  # it takes negative log weights
+        log_weights = np.asarray(smoothed, float)
+        weights = np.exp(log_weights - log_weights.max())
+        found = Weighted(points, weights / weights.sum(), float(k_hat), asked)
+        if found.k_hat <= HIGHEST_K and found.effective >= draws / 10:
+            break
+        proposals.append(_moved(points, raw))
+    return found
+
+
+def systematic(
+    random: np.random.Generator, weights: Float[np.ndarray, " points"], count: int
+) -> Int[np.ndarray, " count"]:
+    """Indices drawn by weight, in random order; each as often as its weight says, to within one."""
+    at = (np.arange(count) + random.uniform()) / count
+    index = np.searchsorted(np.cumsum(weights), at).clip(0, len(weights) - 1)
+    return random.permutation(index)
+
+
+def _moved(points: Float[np.ndarray, "points k"], log_weights: np.ndarray) -> Student:
+    """The proposal with the weighted moments of the points. Weights of few points are flattened
+    first, until ten points per dimension count.
+    """
+    least = min(10.0 * points.shape[1], len(points) / 2)
+    for power in (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05):
+        weights = np.exp(power * (log_weights - log_weights.max()))
+        weights /= weights.sum()
+        if 1 / np.sum(weights**2) >= least:
+            break
+    mean = weights @ points
+    off = points - mean
+    return Student(mean, _root((off.T * weights) @ off))
+
+
+def _root(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
+    scale = np.sqrt(np.diagonal(covariance))
+    return scale[:, None] * np.linalg.cholesky(covariance / np.outer(scale, scale))
