@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.kernels.importance import importance_sample, systematic
+from covey.kernels.pareto_smoothing import importance_sample, systematic
 from covey.kernels.newton import Climb, begin, climb, inverse_root
 
 
