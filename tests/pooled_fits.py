@@ -20,7 +20,9 @@ class Pooled(NamedTuple):
     def of(cls, data: FederatedData) -> "Pooled":
         counts = data.counts("train")
         x = np.asarray(data.rows.x, np.float64)
-        return cls(x, np.asarray(data.rows.y, np.float64), np.repeat(np.arange(len(counts)), counts))
+        return cls(
+            x, np.asarray(data.rows.y, np.float64), np.repeat(np.arange(len(counts)), counts)
+        )
 
     @property
     def design(self) -> np.ndarray:
@@ -44,23 +46,32 @@ def gaussian(rows: Pooled, slopes: list[int], *, reml: bool = False) -> Fit:
     """A linear mixed model with a full covariance, coefficients profiled out."""
     x, effects = rows.design, 1 + len(slopes)
     z = rows.design[:, [0, *(1 + column for column in slopes)]]
-    groups = [np.flatnonzero(rows.client == i) for i in np.unique(rows.client)]
-    scale = rows.y.std()
+    scale, middle = rows.y.std(), rows.y.mean()
+    y = rows.y - middle
+    groups, count = rows.client, rows.client.max() + 1
+
+    def summed(one, other):
+        """Sums over the rows of each client of products of columns."""
+        total = np.zeros((count, one.shape[1], other.shape[1]))
+        np.add.at(total, groups, one[:, :, None] * other[:, None, :])
+        return total
+
+    xx, xz, zz = summed(x, x).sum(0), summed(x, z), summed(z, z)
+    xy, zy, yy = x.T @ y, summed(z, y[:, None]), y @ y
 
     def parts(v):
         root = np.zeros((effects, effects))
         root[np.tril_indices(effects)] = v[:-1]
         sigma = np.exp(v[-1]) * scale
-        information, score, squares, log_det = 0.0, 0.0, 0.0, 0.0
-        for at in groups:
-            part = z[at] @ root * sigma
-            inverse = np.linalg.inv(sigma**2 * np.eye(len(at)) + part @ part.T)
-            information = information + x[at].T @ inverse @ x[at]
-            score = score + x[at].T @ inverse @ rows.y[at]
-            squares = squares + rows.y[at] @ inverse @ rows.y[at]
-            log_det = log_det - np.linalg.slogdet(inverse)[1]
+        # V^-1 = (I - Z L M^-1 L'Z') / sigma^2 with M = I + L'Z'Z L, by Woodbury's formula.
+        inner = np.eye(effects) + root.T @ zz @ root
+        middle_part = root @ np.linalg.inv(inner) @ root.T
+        information = (xx - np.sum(xz @ middle_part @ xz.transpose(0, 2, 1), 0)) / sigma**2
+        score = (xy - np.sum(xz @ middle_part @ zy, 0)[:, 0]) / sigma**2
+        squares = (yy - np.sum(zy.transpose(0, 2, 1) @ middle_part @ zy)) / sigma**2
+        log_det = np.sum(np.linalg.slogdet(inner)[1]) + 2 * len(y) * np.log(sigma)
         beta = np.linalg.solve(information, score)
-        value = -(log_det + squares - score @ beta + len(rows.y) * np.log(2 * np.pi)) / 2
+        value = -(log_det + squares - score @ beta + len(y) * np.log(2 * np.pi)) / 2
         if reml:
             value -= np.linalg.slogdet(information)[1] / 2 - x.shape[1] * np.log(2 * np.pi) / 2
         return value, beta, information, root * sigma, sigma
@@ -68,6 +79,7 @@ def gaussian(rows: Pooled, slopes: list[int], *, reml: bool = False) -> Fit:
     start = np.append(np.eye(effects)[np.tril_indices(effects)] / 2, 0.0)
     found = minimize(lambda v: -parts(v)[0], start, method="BFGS", options={"gtol": 1e-5})
     value, beta, information, root, sigma = parts(found.x)
+    beta = beta + np.append(middle, np.zeros(x.shape[1] - 1))
     covariance = root @ root.T
     sd = np.sqrt(np.diag(covariance))
     cor = covariance[0, -1] / (sd[0] * sd[-1]) if effects > 1 else np.nan
@@ -110,7 +122,10 @@ def intercepts(rows: Pooled, family: str, *, nodes: int = 31) -> Fit:
     step = 1e-3 * np.eye(len(start))
     hessian = [
         [
-            value(found.x + e + f) - value(found.x + e - f) - value(found.x - e + f) + value(found.x - e - f)
+            value(found.x + e + f)
+            - value(found.x + e - f)
+            - value(found.x - e + f)
+            + value(found.x - e - f)
             for f in step
         ]
         for e in step

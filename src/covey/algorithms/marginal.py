@@ -20,9 +20,9 @@ from covey.algorithms.marginal_state import Estimate, Settings, State, spread_of
 from covey.core.algorithm import Algorithm, Approximation, Hooks, Posterior, no_state
 from covey.core.shard import Shard
 from covey.kernels.precision import in_double
-from covey.models.mixed import MixedModel, average_of
+from covey.models.mixed import MixedModel
 from covey.models.model import Model
-from covey.models.predictive import Predictive
+from covey.models.predictive import Predictive, mixture_of
 
 
 class Personal(NamedTuple):
@@ -175,7 +175,7 @@ def _predict(settings: Settings, key, state: State, personal: Personal, x: PyTre
         phi = theta_of(state, settings.coordinates, flat).phi
         return settings.model.predictive(phi, z, x)
 
-    return average_of(jax.vmap(one)(personal.theta, personal.effects))
+    return mixture_of(jax.vmap(one)(personal.theta, personal.effects))
 
 
 def _client_draws(

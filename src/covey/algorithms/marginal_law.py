@@ -12,7 +12,12 @@ import pandas as pd
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.marginal_likelihood import client_rows, coefficients_of, gains
+from covey.algorithms.marginal_likelihood import (
+    client_rows,
+    coefficients_of,
+    gains,
+    is_linear_gaussian,
+)
 from covey.algorithms.marginal_parameters import described, labels_of
 from covey.algorithms.marginal_prior import log_prior
 from covey.algorithms.marginal_state import Settings, State, at_zero, spread_of, theta_of
@@ -191,16 +196,20 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
     found = describe(state.climb.point)
     names = _names(found, labels_of(settings.model, spec))
     spread = np.asarray(spread_of(state, coordinates), float)
+    theta = theta_of(state, coordinates, state.climb.point)
+    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
+    if is_linear_gaussian(settings.model, theta.phi, len(unit), rows):
+        spread = _orthogonal(spread, coefficients_of(theta))
     law = Law(
         estimate=settings.estimate,
         point=np.asarray(state.climb.point, float),
         spread=spread,
         describe=describe,
         names=names,
-        coefficients=len(coefficients_of(theta_of(state, coordinates, state.climb.point))[0]),
+        coefficients=len(coefficients_of(theta)[0]),
         unknown=(),
         zero=(),
-        log_likelihood=float(state.log_likelihood),
+        log_likelihood=_exact_log_likelihood(state),
         parameters=len(spread),
         rows=int(state.rows),
         settled=bool(state.settled),
@@ -218,6 +227,25 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
     return law._replace(
         unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
     )
+
+
+def _orthogonal(spread: np.ndarray, parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """The root of the covariance in which coefficients beta and variances are independent, as they
+    are in expectation: (X'V^-1 X)^-1 for beta, as lme4 reports it.
+    """
+    beta, others = parts
+    by_others = spread[others]
+    along = np.linalg.pinv(by_others) @ by_others
+    alone = np.zeros_like(spread)
+    alone[beta] = spread[beta] @ (np.eye(len(along)) - along)
+    alone[others] = by_others @ along
+    return alone
+
+
+def _exact_log_likelihood(state: State) -> float:
+    """The log-likelihood in double precision."""
+    parts = float(state.value), float(state.level) * float(state.rows), float(state.restriction)
+    return sum(parts)
 
 
 def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:

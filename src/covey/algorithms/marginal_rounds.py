@@ -34,14 +34,23 @@ _START = 0.5  # deviations of effects at the start, in units of the linear predi
 
 
 class Down(NamedTuple):
-    """What clients of a round are sent: the parameters to evaluate, those to compare with, and the
-    frame that derivatives are taken in.
+    """What clients of a round are sent.
+
+    Attributes:
+        trial: The parameters to evaluate.
+        point: Those to compare with.
+        frame: The directions that derivatives are taken in.
+        unit: Units of the effects.
+        level: Log-likelihood of an average row, which values are sent without.
+        basis: Columns that make the design well conditioned, for REML.
+        round: Rounds so far.
     """
 
     trial: Theta
     point: Theta
     frame: Float[Array, "k k"]
     unit: Float[Array, " q"]
+    level: Float[Array, ""]
     basis: Float[Array, "p p"] | Empty
     round: Int[Array, ""]
 
@@ -50,7 +59,9 @@ class Up(NamedTuple):
     """A client's terms of the sums.
 
     Attributes:
-        value: Its log marginal likelihood at the trial point. First round: `Moments.squares`.
+        value: Its log marginal likelihood at the trial point, minus the level for each row: what is
+            left is small, so that sums of float32 numbers are precise. First round:
+            `Moments.squares`.
         gain: The value minus that at the best point.
         rows: Its number of rows. First round: `Moments.weight`.
         gradient: In the frame. First round: `Moments.score`.
@@ -104,6 +115,7 @@ def init(settings: Settings, key, spec: Spec) -> State:
         scales=Scales(jnp.full(shared, jnp.inf, flat.dtype), jnp.ones(len(effects))),
         variance=jnp.ones(shared),
         value=unknown,
+        level=jnp.zeros(()),
         restriction=jnp.zeros(()),
         log_prior=jnp.zeros(()),
         rows=jnp.zeros(()),
@@ -119,7 +131,8 @@ def broadcast(settings: Settings, state: State) -> Down:
         theta_of(state, settings.coordinates, flat)
         for flat in (state.climb.trial, state.climb.point)
     )
-    return Down(trial, point, state.climb.frame, state.unit, state.basis, state.round)
+    frame = state.climb.frame
+    return Down(trial, point, frame, state.unit, state.level, state.basis, state.round)
 
 
 def client(settings: Settings, key, down: Down, state: Empty, data: Shard) -> Local:
@@ -169,10 +182,11 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     information: Information | Empty = Empty()
     if isinstance(down.basis, jax.Array):
         information = information_jet(term, down.trial, trial, down.basis)
+    rows = jnp.sum(batch.mask, dtype=float)
     up = Up(
-        found.value,
+        found.value - down.level * rows,
         gain,
-        jnp.sum(batch.mask, dtype=float),
+        rows,
         down.frame.T @ found.gradient,
         down.frame.T @ found.hessian @ down.frame,
         information,
@@ -180,7 +194,7 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     good = tree.is_finite(up)
     refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
     up = tree.where(good, up, refused)
-    return up, -up.value
+    return up, -found.value
 
 
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
@@ -245,12 +259,17 @@ def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         limited=jnp.asarray(limited(state.phi, coordinates, len(state.unit))),
     )
 
+    total = sums.value + state.level * sums.rows
+    # As it is sent: what rounding takes away stays in the value.
+    level = (total / jnp.maximum(sums.rows, 1.0)).astype(jnp.float32).astype(float)
+
     def newest(new, old):
         return jnp.where(step.accepted, new, old)
 
     return state._replace(
         climb=step,
-        value=newest(sums.value, state.value),
+        value=newest(total - level * sums.rows, state.value),
+        level=newest(level, state.level),
         restriction=newest(restriction.value, state.restriction),
         log_prior=newest(prior.value, state.log_prior),
         rows=sums.rows,

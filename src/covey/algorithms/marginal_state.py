@@ -38,7 +38,8 @@ class State(NamedTuple):
         unit: Standard deviations of the effects in whose units the covariance is written.
         scales: Of the default prior.
         variance: Of phi, by a pooled regression.
-        value: The marginal log-likelihood at the best point.
+        value: The marginal log-likelihood at the best point, minus the level for each row.
+        level: The log-likelihood of an average row.
         restriction: What REML adds to it.
         log_prior: What the prior adds to it.
         rows: Number of training rows.
@@ -54,6 +55,7 @@ class State(NamedTuple):
     scales: Scales
     variance: Float[Array, " p"]
     value: Float[Array, ""]
+    level: Float[Array, ""]
     restriction: Float[Array, ""]
     log_prior: Float[Array, ""]
     rows: Float[Array, ""]
@@ -65,7 +67,7 @@ class State(NamedTuple):
     @property
     def log_likelihood(self) -> Float[Array, ""]:
         """The marginal log-likelihood at the best point, that of REML for REML."""
-        return self.value + self.restriction
+        return self.value + self.level * self.rows + self.restriction
 
     @property
     def settled(self) -> Bool[Array, ""]:

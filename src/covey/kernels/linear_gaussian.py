@@ -6,9 +6,10 @@ closed form from cross products of its rows.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from covey.kernels.positive_definite import inverse, log_det
 
 
 class CrossProducts(NamedTuple):
@@ -79,30 +80,26 @@ def log_likelihood(
         >>> round(float(log_likelihood(of, jnp.zeros(1), jnp.eye(1), jnp.zeros(()))), 3)
         -7.825
     """
-    scale = jnp.exp(log_scale)
+    precision = jnp.exp(-2 * log_scale)
     rr = of.rr - 2 * change @ of.xr + change @ of.xx @ change
-    alone = -of.rows * (log_scale + jnp.log(2 * jnp.pi) / 2) - rr / (2 * scale**2)
+    alone = -of.rows * (log_scale + jnp.log(2 * jnp.pi) / 2) - rr * precision / 2
     if not len(root):
         return alone
-    factor, half = _factor(of, root, scale), root.T @ (of.zr - of.xz.T @ change)
-    white = jax.scipy.linalg.solve_triangular(factor, half, lower=True) / scale
-    return alone - jnp.sum(jnp.log(jnp.diagonal(factor))) + white @ white / (2 * scale**2)
+    within, half = _within(of, root, precision), root.T @ (of.zr - of.xz.T @ change)
+    return alone - log_det(within) / 2 + half @ inverse(within) @ half * precision**2 / 2
 
 
 def information(
     of: CrossProducts, root: Float[Array, "q q"], log_scale: Float[Array, ""]
 ) -> Float[Array, "p p"]:
     """X' V^-1 X with V = sigma^2 I + Z L L' Z': what the client knows of beta."""
-    scale = jnp.exp(log_scale)
+    precision = jnp.exp(-2 * log_scale)
     if not len(root):
-        return of.xx / scale**2
-    white = jax.scipy.linalg.solve_triangular(
-        _factor(of, root, scale), root.T @ of.xz.T, lower=True
-    )
-    return (of.xx - white.T @ white / scale**2) / scale**2
+        return of.xx * precision
+    half = of.xz @ root
+    return of.xx * precision - half @ inverse(_within(of, root, precision)) @ half.T * precision**2
 
 
-def _factor(of: CrossProducts, root: Float[Array, "q q"], scale: Float[Array, ""]):
-    """The Cholesky factor of I + L'Z'ZL / sigma^2."""
-    eye = jnp.eye(len(root), dtype=root.dtype)
-    return jnp.linalg.cholesky(eye + root.T @ of.zz @ root / scale**2)
+def _within(of: CrossProducts, root: Float[Array, "q q"], precision: Float[Array, ""]):
+    """I + L'Z'ZL / sigma^2."""
+    return jnp.eye(len(root), dtype=root.dtype) + root.T @ of.zz @ root * precision
