@@ -1,7 +1,6 @@
 """The contract of a method: what every engine relies on, as one check that any method can take."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -127,9 +126,9 @@ def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> Non
         _need_finite("of the kept draws", draws)
     elif isinstance(shared, Approximation):
 
-        def ask(statistic: Callable) -> PyTree:
+        def ask(name: str, sent: PyTree) -> PyTree:
             terms = [
-                statistic(root_key(client), data.shard(client, "train"))
+                shared.queries[name](root_key(client), sent, data.shard(client, "train"))
                 for client in range(data.clients)
             ]
             return jax.tree.map(lambda *leaves: sum(leaves), *terms)

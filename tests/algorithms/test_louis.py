@@ -1,7 +1,5 @@
 """The Gaussian posterior of shared parameters, against Hessians of exact marginal likelihoods."""
 
-from itertools import count
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from covey import models
-from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedpop_sampler import Down
 from covey.algorithms.joint import Population, joint_of
 from covey.algorithms.louis import LARGEST, _asked, shared_posterior
 from covey.data.federated import FederatedData
+from covey.engines.questions import Questions
 from covey.engines.simulate import Simulation
 from covey.models import Linear
 from covey.models.effects import Correlated, Gaussian
@@ -42,16 +40,15 @@ def clients(number=40, rows=5):
     return made
 
 
-def asking(data, model=MODEL):
+def asking(data, queries):
     """Federated sums over these clients."""
-    engine, indices = Simulation(fedpop(model, step_size=0.01), data, seed=1), count()
-    return lambda statistic: engine.query(statistic, next(indices))
+    return Questions(lambda method: Simulation(method, data, seed=1)).asker(queries)
 
 
 def fitted(theta, made, joint=JOINT, *, phi_prior=None, beta_prior=None, **options):
     data = FederatedData.from_clients(made, **options)
-    fit, *_ = shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior)
-    return fit(Down(theta, jnp.ones(())), data.spec, asking(data, joint.model))
+    posterior = shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior)
+    return posterior.fit(Down(theta, jnp.ones(())), data.spec, asking(data, posterior.queries))
 
 
 def exact_information(made):
@@ -89,7 +86,8 @@ def assert_errors(found, expected, rtol=0.05):
 def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     """To five Monte Carlo errors, which the batches tell; these are 2 % of the largest value."""
     made = clients()
-    found = _asked(asking(FederatedData.from_clients(made)), JOINT, theta, 64)
+    queries = shared_posterior(JOINT, phi_prior=None, beta_prior=None).queries
+    found = _asked(asking(FederatedData.from_clients(made), queries), theta, 64)
     exact = exact_information(made)
     error = found.batches.std(0, ddof=1) / np.sqrt(len(found.batches))
     assert np.all(np.abs(found.batches.mean(0) - exact) < 5 * error + 1e-3)
@@ -207,7 +205,7 @@ def test_a_full_covariance_is_described(theta):
 
 
 def test_what_cannot_be_had(theta):
-    def never(statistic):
+    def never(name, sent):
         raise AssertionError("nothing was to be asked")
 
     fit, *_ = shared_posterior(joint_of(MODEL, models.energy()), phi_prior=None, beta_prior=None)

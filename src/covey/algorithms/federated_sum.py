@@ -1,20 +1,24 @@
 """The sum of a statistic over clients, as a method of one round."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Empty, Local, Statistic, no_state
-from covey.core.shard import Spec, whole
+from covey.core.algorithm import Algorithm, Empty, Local, Message, Query, no_state
+from covey.core.shard import Shard, Spec, whole
+
+Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's term of a sum
 
 
 class Sum(NamedTuple):
-    """The sum over clients, as a mean over so many rounds."""
+    """The sum over clients, as a mean over so many rounds, and what clients are sent for it."""
 
     sum: PyTree
     rounds: Float[Array, ""]
+    sent: Message = Empty()
 
 
 def federated_sum(statistic: Statistic, *, name: str = "federated_sum") -> Algorithm:
@@ -53,18 +57,33 @@ def federated_sum(statistic: Statistic, *, name: str = "federated_sum") -> Algor
             f"{name}: statistic must be a function (key, data) -> float arrays, got {statistic!r}"
         )
 
+    return sum_of_answers(lambda key, sent, data: statistic(key, data), Empty(), name=name)
+
+
+def sum_of_answers(query: Query, sent: Message, *, name: str) -> Algorithm:
+    """The sum over all clients of their answers to what the server sends; see `federated_sum`.
+
+    Args:
+        query: (key, sent, data) -> a tree of float arrays.
+        sent: What clients are sent.
+        name: The method's name in reports and errors.
+
+    Returns:
+        A method whose server state is a `Sum`. It predicts nothing.
+    """
+
     def init(key, spec: Spec):
         one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.rows)
-        shapes = jax.eval_shape(statistic, key, whole(one))
+        shapes = jax.eval_shape(query, key, sent, whole(one))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return Sum(zeros, jnp.zeros(()))
+        return Sum(zeros, jnp.zeros(()), jax.tree.map(jnp.asarray, sent))
 
     def server(key, state, aggregate):
         rounds = state.rounds + 1
         mean = jax.tree.map(
             lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
         )
-        return Sum(mean, rounds), Empty()
+        return Sum(mean, rounds, state.sent), Empty()
 
     def no_prediction(*_: object):
         raise ValueError(f"{name} is a sum over clients: it predicts nothing")
@@ -72,10 +91,10 @@ def federated_sum(statistic: Statistic, *, name: str = "federated_sum") -> Algor
     return Algorithm(
         name=name,
         init=init,
-        broadcast=lambda state: Empty(),
+        broadcast=lambda state: state.sent,
         server=server,
         init_client=no_state,
-        client=lambda key, down, state, data: Local(statistic(key, data), Empty(), Empty()),
+        client=lambda key, down, state, data: Local(query(key, down, data), Empty(), Empty()),
         commit=no_state,
         predict=no_prediction,
         adapt=no_state,

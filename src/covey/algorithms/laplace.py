@@ -59,6 +59,13 @@ class Curvature(NamedTuple):
         return self.unit * power_of(self.precision, -1.0, self.unit * right)
 
 
+class Point(NamedTuple):
+    """What clients are sent: parameters, and the columns that the Hessian is to multiply."""
+
+    parameters: PyTree
+    columns: Float[Array, "d columns"]
+
+
 class Sums(NamedTuple):
     """Sums over clients of the derivatives of f, minus the log-likelihood of all rows.
 
@@ -111,12 +118,7 @@ def laplace(
         flat, unravel = ravel_pytree(start)
 
         def derivatives(at, columns):
-            def statistic(key, data):
-                return sums(
-                    lambda z, rows: model.log_likelihood(unravel(z), rows), data, at, columns
-                )
-
-            return Sums(*(jnp.asarray(leaf) for leaf in ask(statistic)))
+            return Sums(*ask("derivatives", Point(unravel(at), columns)))
 
         mean, steps = flat, 0
         while True:
@@ -144,7 +146,15 @@ def laplace(
         _, unravel = ravel_pytree(law.start)
         return averaged(lambda z: model.predictive(unravel(z), x), drawn(key, law, count))
 
-    return Approximation(fit, draw, predictive)
+    def terms(key, sent: Point, data: Shard) -> Sums:
+        at, unravel = ravel_pytree(sent.parameters)
+
+        def log_likelihood(z, rows):
+            return model.log_likelihood(unravel(z), rows)
+
+        return sums(log_likelihood, data, at, sent.columns)
+
+    return Approximation(fit, draw, predictive, {"derivatives": terms})
 
 
 def sums(

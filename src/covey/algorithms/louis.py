@@ -109,13 +109,14 @@ def shared_posterior(
         >>> weight, beta = jnp.zeros(1), joint.law.init(jax.random.key(0), jnp.zeros(1), Spec(None))
         >>> down = Down(Population(Linear(weight, jnp.zeros(())), beta))
         >>> x, y = np.array([[1.0], [-1.0], [1.0], [-1.0]]), np.array([0.4, -0.2, 0.1, 0.3])
-        >>> def ask(statistic):  # the sum over one client
-        ...     return jax.jit(statistic)(jax.random.key(1), whole(Rows(x, y)))
-        >>> fit, draw = shared_posterior(joint, phi_prior=None, beta_prior=None)
-        >>> law = fit(down, Spec(None), ask)
+        >>> posterior = shared_posterior(joint, phi_prior=None, beta_prior=None)
+        >>> def ask(name, sent):  # the sum over one client
+        ...     answer = jax.jit(posterior.queries[name])
+        ...     return answer(jax.random.key(1), sent, whole(Rows(x, y)))
+        >>> law = posterior.fit(down, Spec(None), ask)
         >>> round(float(law.error["weights"][0]), 2)  # four rows with x = 1 or -1
         0.5
-        >>> draw(jax.random.key(2), law, 100)["weights"].shape
+        >>> posterior.draw(jax.random.key(2), law, 100)["weights"].shape
         (100, 1)
 
     Reference: Louis (1982), Finding the observed information matrix when using the EM algorithm.
@@ -140,11 +141,11 @@ def shared_posterior(
                 gradients[:, free],
             )
 
-        found = _asked(ask, joint, theta, DRAWS)
+        found = _asked(ask, theta, DRAWS)
         errors = errors_of(found)
         worst = float(np.max(errors.monte_carlo, initial=0.0))
         if worst > EXACT_ENOUGH or not errors.identified.all():
-            found = _asked(ask, joint, theta, MOST_DRAWS)
+            found = _asked(ask, theta, MOST_DRAWS)
             errors = errors_of(found)
         _warn(errors, _names(joint, estimate, spec), float(found.poor))
         factor = np.zeros((len(flat), errors.factor.shape[1]))
@@ -163,11 +164,15 @@ def shared_posterior(
             for name, value in drawn.items()
         }
 
-    return Approximation(fit, draw)
+    queries = {
+        _query(draws): partial(client_information, joint=joint, draws=draws)
+        for draws in (DRAWS, MOST_DRAWS)
+    }
+    return Approximation(fit, draw, queries=queries)
 
 
 def client_information(
-    key: Key[Array, ""], data: Shard, *, joint: Joint, theta: Population, draws: int
+    key: Key[Array, ""], theta: Population, data: Shard, *, joint: Joint, draws: int
 ) -> Information:
     """A client's information about theta, from draws of its effects; zero for one without rows."""
     flat, unravel = ravel_pytree(theta)
@@ -214,11 +219,15 @@ def client_information(
     )
 
 
-def _asked(ask: Ask, joint: Joint, theta: Population, draws: int) -> Information:
+def _query(draws: int) -> str:
+    return f"information_{draws}"
+
+
+def _asked(ask: Ask, theta: Population, draws: int) -> Information:
     """The information of all clients, in double precision: it is a difference of large matrices."""
     with jax.enable_x64(True):
         exact = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), theta)
-        found = ask(partial(client_information, joint=joint, theta=exact, draws=draws))
+        found = ask(_query(draws), exact)
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), found)
 
 

@@ -11,7 +11,7 @@ import inspect
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from covey.channel import masked
 from covey.config import user_code
@@ -321,11 +321,12 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
             f"{directory} was started from Python: only covey.run(..., resume=True) there can open "
             "it again"
         )
-    asked, done = tables["run"]["rounds"], RunDirectory(directory).newest_round()
-    if done < asked:
+    # None: the run was to end by itself, and warns again where it was stopped before
+    asked, done = tables["run"].get("rounds"), RunDirectory(directory).newest_round()
+    if done < (asked or 1):
         raise ConfigurationError(
-            f"{directory} is at round {done} of {asked}: finish it by `covey run {path} --resume "
-            f"--out {directory}`"
+            f"{directory} is at round {done}{f' of {asked}' if asked else ''}: finish it by "
+            f"`covey run {path} --resume --out {directory}`"
         )
     settings = read(
         path, overrides=[f"run.rounds={done}"]
@@ -347,9 +348,10 @@ def _misfit(factories: Mapping[str, Factory]) -> list[str]:
         return []
     needed = _annotation(factories["method"], "model")
     made = _annotation(factories["model"], "return")
-    if needed is None or made is None or made is needed:
+    allowed = get_args(needed) or (needed,)
+    if needed is None or made is None or made in allowed:
         return []
-    fitting = [name for name, make in MODELS.items() if _annotation(make, "return") is needed]
+    fitting = [name for name, make in MODELS.items() if _annotation(make, "return") in allowed]
     method, model = factories["method"].__name__, factories["model"].__name__
     return [
         f"model.name: {method} cannot use the model {model!r}; it needs one of {', '.join(fitting)}"

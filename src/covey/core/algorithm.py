@@ -4,7 +4,8 @@ An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort,
 transport.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,8 +20,10 @@ from covey.core.shard import Axis, Shard, Spec
 State: TypeAlias = PyTree  # of a server or of a client; carried from round to round
 Message: TypeAlias = PyTree  # broadcast or upload; arrays only
 Info: TypeAlias = Any  # a NamedTuple of scalars of a round, reported and dropped
-Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's term of a sum
-Ask: TypeAlias = Callable[[Statistic], PyTree]  # the sum of a statistic over all clients
+# (key, sent, data) -> a client's term of a sum, in answer to what the server has sent
+Query: TypeAlias = Callable[[Key[Array, ""], Message, Shard], PyTree]
+# (name of a query, what is sent) -> the sum of the answers of all clients; takes one round
+Ask: TypeAlias = Callable[[str, Message], PyTree]
 
 
 class Empty(NamedTuple):
@@ -119,16 +122,23 @@ class Approximation(NamedTuple):
     """A posterior of the shared parameters as a law, e.g. a Gaussian at the mode.
 
     Attributes:
-        fit: (published state, spec, ask) -> the law. `ask(statistic)` is the sum over all clients
-            of `statistic(key, data)`, for laws that need more than the server's state.
+        fit: (published state, spec, ask) -> the law. `ask(name, sent)` sends some arrays to all
+            clients and is the sum of their answers, for laws that need more than the server's
+            state.
         draw: (key, law, count) -> draws in the terms of the model, on the leading axis.
         predictive: (key, law, x, count) -> the predictive distribution of the rows x, averaged over
             `count` draws; None where draws predict nothing.
+        queries: What `fit` may ask of clients, by name: (key, sent, data) -> a client's term of the
+            sum, float arrays.
+        publish: (published state, law) -> what clients predict and draw with once the law is known;
+            None where they do not need it.
     """
 
     fit: Callable[[Message, Spec, Ask], Any]
     draw: Callable[[Key[Array, ""], Any, int], PyTree]
     predictive: Callable[[Key[Array, ""], Any, PyTree, int], PyTree] | None = None
+    queries: Mapping[str, Query] = MappingProxyType({})
+    publish: Callable[[Message, Any], Message] | None = None
 
 
 class Posterior(NamedTuple):
@@ -146,6 +156,19 @@ class Posterior(NamedTuple):
     axes: Callable[[Spec], dict[str, Axis]] | None = None
 
 
+class Preparation(NamedTuple):
+    """What a method finds out about the data before its first round.
+
+    Attributes:
+        finish: (spec, ask) -> the method itself, made with what clients answered, e.g. with scales
+            and step sizes that suit the data; see `Approximation.fit` for `ask`.
+        queries: What it may ask of clients; see `Approximation.queries`.
+    """
+
+    finish: Callable[[Spec, Ask], "Algorithm"]
+    queries: Mapping[str, Query]
+
+
 class Hooks(NamedTuple):
     """What a method has to say at certain moments of a run.
 
@@ -155,11 +178,15 @@ class Hooks(NamedTuple):
             would help.
         adapt_before_evaluation: Make every client's state by `adapt` from the newest broadcast
             before it is evaluated, instead of remembering one.
+        unsettled: (server state) -> what has not come to rest yet, with numbers, and what to do;
+            None once more rounds would change nothing of interest. A run without a number of
+            rounds ends then, and one that ends before warns.
     """
 
     validate: Callable[[Plan], None] | None = None
     diagnose: Callable[[Message, Shard], str] | None = None
     adapt_before_evaluation: bool = False
+    unsettled: Callable[[State], str | None] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -188,6 +215,8 @@ class Algorithm(NamedTuple):
             that protects no row.
         exact: Names of the parts of an upload that no lossy channel may touch, e.g. counts.
         hooks: Checks and explanations.
+        preparation: What the method finds out about the data before it can start; None for one
+            that is ready.
     """
 
     name: str
@@ -206,6 +235,7 @@ class Algorithm(NamedTuple):
     privacy: Callable[[Plan], Any] | None = None
     exact: tuple[str, ...] = ()
     hooks: Hooks = Hooks()
+    preparation: Preparation | None = None
 
     def __repr__(self) -> str:
         has = [

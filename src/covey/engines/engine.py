@@ -7,8 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.algorithms.federated_sum import federated_sum
-from covey.core.algorithm import Algorithm, Message, State, Statistic, published
+from covey.core.algorithm import Message, State, published
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
@@ -20,8 +19,6 @@ from covey.engines.setup import Setup
 
 # An engine's state, with .round and .server; only the engine that made it advances it.
 Position: TypeAlias = Any
-
-_QUERIES = 2**30  # the first number that is folded into a client's key for a query
 
 
 @runtime_checkable
@@ -43,13 +40,27 @@ class Engine(Protocol):
         ...
 
     def evaluate(
-        self, state: Position, split: Split = ..., data: FederatedData | None = None
+        self,
+        state: Position,
+        split: Split = ...,
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> dict[str, Metric]:
-        """Metrics stacked over clients; clients of other data are unseen ones."""
+        """Metrics stacked over clients; clients of other data are unseen ones.
+
+        Here and below, `down` is what clients are sent in place of `broadcast(state)`.
+        """
         ...
 
     def predict(
-        self, state: Position, client: int, x: PyTree, data: FederatedData | None = None
+        self,
+        state: Position,
+        client: int,
+        x: PyTree,
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at a position."""
         ...
@@ -61,21 +72,14 @@ class Engine(Protocol):
         count: int,
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
         ...
 
     def seen(self, state: Position) -> np.ndarray:
         """Which clients have taken part so far."""
-        ...
-
-    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
-        """The sum over all clients of a statistic of their training rows.
-
-        Args:
-            statistic: (key, data) -> float arrays, a client's term of the sum.
-            index: Queries with different indices draw different random numbers.
-        """
         ...
 
     def snapshot(self, state: Position) -> PyTree:
@@ -152,22 +156,35 @@ class Vectorised:
         return published(self.setup.algorithm, state.server)
 
     def evaluate(
-        self, state: Position, split: Split = "validation", data: FederatedData | None = None
+        self,
+        state: Position,
+        split: Split = "validation",
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every client on one split of its rows, stacked; of unseen clients in other
         data.
         """
         rows, seen = self._known(state, data)
         take = self._taker(state)
-        return self.evaluator.evaluate(rows, state.round, self._down(state), take, seen, split)
+        sent = self._down(state) if down is None else down
+        return self.evaluator.evaluate(rows, state.round, sent, take, seen, split)
 
     def predict(
-        self, state: Position, client: int, x: PyTree, data: FederatedData | None = None
+        self,
+        state: Position,
+        client: int,
+        x: PyTree,
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         rows, seen = self._known(state, data)
         node = self._take(state, np.array([client])) if seen[client] else None
-        return self.evaluator.predict(rows, state.round, self._down(state), node, client, x)
+        sent = self._down(state) if down is None else down
+        return self.evaluator.predict(rows, state.round, sent, node, client, x)
 
     def draws(
         self,
@@ -176,11 +193,13 @@ class Vectorised:
         count: int,
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
         rows, seen = self._known(state, data)
-        take, down = self._taker(state), self._down(state)
-        return self.evaluator.draws(rows, state.round, down, take, seen, clients, count, chains)
+        take, sent = self._taker(state), self._down(state) if down is None else down
+        return self.evaluator.draws(rows, state.round, sent, take, seen, clients, count, chains)
 
     def seen(self, state: Position) -> np.ndarray:
         """Which clients have taken part so far."""
@@ -199,12 +218,3 @@ class Vectorised:
         if data is None:
             return self.rows, np.asarray(state.seen)
         return rows_of(data), np.zeros(data.clients, bool)
-
-
-def query_method(statistic: Statistic, index: int) -> Algorithm:
-    """The sum of a statistic as a method of one round."""
-
-    def with_own_key(key, data):
-        return statistic(jax.random.fold_in(key, _QUERIES + index), data)
-
-    return federated_sum(with_own_key, name="query")

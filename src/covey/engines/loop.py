@@ -17,14 +17,13 @@ from jaxtyping import Array, Float, PyTree
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State, Statistic, published
+from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
 from covey.core.channel import Channel
 from covey.core.faults import Faults, fate
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.data.federated import SPLITS, FederatedData, Split
 from covey.engines import round as round_of
-from covey.engines.engine import query_method
 from covey.engines.messages import NEVER, Answer, Header, open_body, open_header, seal
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.round import bucket_size
@@ -99,21 +98,33 @@ class Loop:
         return published(self.algorithm, state.server)
 
     def evaluate(
-        self, state: LoopState, split: Split = "validation", data: FederatedData | None = None
+        self,
+        state: LoopState,
+        split: Split = "validation",
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every client on one split of its rows, stacked by client. Other data are of
         clients never seen.
         """
         need_rows(self.data if data is None else data, split)
-        down = self.broadcast(state)
-        each = [site.evaluate(state.round, down, split) for site in self._settled(data)]
+        sent = self.broadcast(state) if down is None else down
+        each = [site.evaluate(state.round, sent, split) for site in self._settled(data)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
 
     def predict(
-        self, state: LoopState, client: int, x: PyTree, data: FederatedData | None = None
+        self,
+        state: LoopState,
+        client: int,
+        x: PyTree,
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
-        return self._settled(data)[client].predict(state.round, self.broadcast(state), x)
+        sent = self.broadcast(state) if down is None else down
+        return self._settled(data)[client].predict(state.round, sent, x)
 
     def draws(
         self,
@@ -122,13 +133,15 @@ class Loop:
         count: int,
         data: FederatedData | None = None,
         chains: Sequence[int] = (0,),
+        *,
+        down: Message | None = None,
     ) -> PyTree:
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...); each
         chain has its own.
         """
-        sites, down = self._settled(data), self.broadcast(state)
+        sites, sent = self._settled(data), self.broadcast(state) if down is None else down
         each = [
-            sites[client].draws(state.round, down, count, chain)
+            sites[client].draws(state.round, sent, count, chain)
             for client in clients
             for chain in chains
         ]
@@ -141,12 +154,6 @@ class Loop:
     def seen(self, state: LoopState) -> np.ndarray:
         """Which clients have taken part so far."""
         return np.array([site.node is not None for site in self._settled(None)])
-
-    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
-        """The sum over all clients of a statistic of their training rows."""
-        engine = Loop(query_method(statistic, index), self.data, seed=self.seed)
-        state, _ = engine.advance(engine.start(), 1)
-        return state.server.sum
 
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""

@@ -15,7 +15,6 @@ from covey.core.algorithm import (
     Chains,
     Info,
     State,
-    Statistic,
     evaluate,
     published,
 )
@@ -161,13 +160,6 @@ class Peers(Vectorised):
         copies = gossip.first_copies(self.gossip, gossip.floats_and_rest(states)[0])
         nodes = Node(nodes.state._replace(server=states), copies)
         return EngineState(0, server, nodes, jnp.zeros(clients, bool))
-
-    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
-        """An error: a sum over all clients needs somebody who adds it up."""
-        raise ValueError(
-            "peers without a server cannot sum over all clients, which this posterior needs; use "
-            "engine='simulate'"
-        )
 
     def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""

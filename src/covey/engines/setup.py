@@ -76,6 +76,8 @@ def setup_of(
     """Put together what a run needs, and let the method check it."""
     if not isinstance(algorithm, Algorithm):
         raise TypeError(_no_method(algorithm))
+    if algorithm.preparation is not None:
+        raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
     root, spec, counts = root_key(seed), data.spec, data.counts("train")
     if not counts.any():
         raise ValueError(

@@ -17,14 +17,14 @@ from jaxtyping import PyTree
 
 from covey.core import cohort as cohorts
 from covey.core import tree
-from covey.core.algorithm import Algorithm, State, Statistic
+from covey.core.algorithm import Algorithm, State
 from covey.core.channel import Channel
 from covey.core.faults import Faults
 from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.engines import round as rounds
-from covey.engines.engine import EngineState, Vectorised, query_method
+from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.rows import DeviceRows, Storage, View, rows_of
@@ -83,15 +83,6 @@ class Simulation(Vectorised):
 
     def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         return self.driver.block(state, count)
-
-    def query(self, statistic: Statistic, index: int = 0) -> PyTree:
-        """The sum over all clients of a statistic of their training rows."""
-        storage = "device" if isinstance(self.rows, DeviceRows) else "host"
-        engine = Simulation(
-            query_method(statistic, index), self.data, seed=self.seed, storage=storage
-        )
-        state, _ = engine.advance(engine.start(), 1)
-        return state.server.sum
 
     def _take(self, state: EngineState, positions: np.ndarray) -> Node:
         return self.driver.take(state, positions)

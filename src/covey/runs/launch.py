@@ -1,7 +1,8 @@
 """`covey.run`: a method on federated data for a number of rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine
 from covey.engines.loop import Loop
 from covey.engines.peers import Peers
+from covey.engines.questions import PREPARATION, Questions, no_questions
 from covey.engines.rows import Storage, need_rows
 from covey.engines.simulate import Simulation
 from covey.privacy.ledger import Budget, Ledger
@@ -20,7 +22,8 @@ from covey.runs import toml
 from covey.runs.digest import data_digest
 from covey.runs.directory import RunDirectory
 from covey.runs.environment import versions
-from covey.runs.run import Run, RunOptions
+from covey.runs.run import Run
+from covey.runs.schedule import RunOptions
 from covey.topology import Topology, complete
 
 EngineName = Literal["simulate", "loop", "peers"]
@@ -30,8 +33,8 @@ def run(
     method: Algorithm,
     data: FederatedData,
     *,
-    rounds: int,
-    seed: int,
+    rounds: int | None = None,
+    seed: int = 0,
     cohort: Scheme | None = None,
     channel: Channel | None = None,
     faults: Faults | None = None,
@@ -54,7 +57,8 @@ def run(
     Args:
         method: A method with its model, e.g. `covey.fedavg(covey.models.logistic())`.
         data: The clients' rows.
-        rounds: Rounds in all, counted from the beginning also when a run is resumed.
+        rounds: Rounds in all, counted from the beginning also when a run is resumed. Default: until
+            the method has settled, for methods that can tell, such as `covey.marginal`.
         seed: Seed of everything random.
         cohort: Who takes part in a round, from `covey.cohort`. Default: everyone.
         channel: What uploads pass through, from `covey.channel`; between peers, the states that
@@ -106,29 +110,24 @@ def run(
     if evaluate_every is not None:
         need_rows(data, split)
     directory = None if out is None else RunDirectory(Path(out))
-    common = {
-        "seed": seed,
-        "cohort": cohort,
-        "channel": channel,
-        "faults": faults,
-        "rounds": rounds,
-    }
-    made: Engine
-    if engine == "simulate":
-        nodes = None if out is None else Path(out) / "nodes"
-        made = Simulation(
-            method, data, **common, chunk=chunk, storage=storage, node_directory=nodes
+    engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
+    questions = Questions(no_questions if engine == "peers" else engine_of)
+    method = _prepared(method, data, questions, privacy)
+    if rounds is None and method.hooks.unsettled is None:
+        raise ValueError(
+            f"{method.name} cannot tell when to stop: say how many rounds it is to run, e.g. "
+            "rounds=100"
         )
-    elif engine == "loop":
-        made = Loop(method, data, **common)
-    else:
-        made = Peers(method, data, **common, topology=complete() if topology is None else topology)
+    places = {"node_directory": Path(out) / "nodes"} if out and engine == "simulate" else {}
+    made = engine_of(method, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places)
     ledger = None if privacy is None else _ledger(made, data, privacy)
     if ledger is not None:
         done = directory.newest_round() if resume and directory is not None else 0
+        if rounds is None:
+            raise ValueError("a privacy budget needs a number of rounds: give rounds=")
         ledger.check(rounds, done=done)
     title = name or (method.name if directory is None else directory.path.name)
-    parts = (title, made, data, options, seed, ledger)
+    parts = (title, made, data, options, seed, questions, ledger)
     if directory is None:
         return Run.start(*parts, rounds=rounds)
     tables: dict[str, Mapping[str, toml.Value]] = dict(
@@ -141,6 +140,38 @@ def run(
     tables["environment"] = own | versions() | {"data_digest": data_digest(data)}
     begin = Run.resume if resume else Run.start
     return begin(*parts, rounds=rounds, directory=directory, tables=tables)
+
+
+def _engine_of(
+    name: EngineName,
+    data: FederatedData,
+    seed: int,
+    chunk: int | Literal["auto"],
+    storage: Storage,
+    topology: Topology | None,
+) -> Callable[..., Engine]:
+    """(method, cohort, channel, faults, rounds) -> the engine of this name on the data."""
+    if name == "simulate":
+        return partial(Simulation, data=data, seed=seed, chunk=chunk, storage=storage)
+    if name == "loop":
+        return partial(Loop, data=data, seed=seed)
+    given = complete() if topology is None else topology
+    return partial(Peers, data=data, seed=seed, topology=given)
+
+
+def _prepared(
+    method: Algorithm, data: FederatedData, questions: Questions, privacy: Budget | None
+) -> Algorithm:
+    """The method, after it has found out what it needs to know about the data."""
+    if not isinstance(method, Algorithm) or method.preparation is None:
+        return method
+    if privacy is not None:
+        raise ValueError(
+            f"{method.name} asks clients about their data before it starts, which no privacy "
+            "budget accounts for; give it the settings that it looks for, e.g. step_size="
+        )
+    ask = questions.asker(method.preparation.queries, first=PREPARATION)
+    return method.preparation.finish(data.spec, ask)
 
 
 def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> None:

@@ -22,13 +22,14 @@ class Display:
     """Round, rate, time left, newest metrics, bits sent; on stderr, so that results on stdout stay
     clean.
 
-    A context: leaving it ends the live line.
+    A context: leaving it ends the live line. `last` is the last round; None for a run that ends by
+    itself.
     """
 
     def __init__(
         self,
         name: str,
-        last: int,
+        last: int | None,
         *,
         bits: float = 0.0,
         console: Console | None = None,
@@ -71,10 +72,13 @@ class Display:
         if now - self._start < self._quiet:
             return
         if self._console.is_terminal:
-            self._show(done, f"{done}/{self._last}  {self._text(done, rate)}")
+            self._show(done, f"{self._of(done)}  {self._text(done, rate)}")
         elif now - self._line_at >= _SECONDS_BETWEEN_LINES:
             self._line_at = now
-            self._say(f"{self._name}: round {done}/{self._last}, {self._text(done, rate)}")
+            self._say(f"{self._name}: round {self._of(done)}, {self._text(done, rate)}")
+
+    def _of(self, done: int) -> str:
+        return f"{done}" if self._last is None else f"{done}/{self._last}"
 
     def _stop_waiting(self) -> None:
         self._patience.cancel()
@@ -114,9 +118,9 @@ class Display:
         self._live.update(task, completed=done, text=text)
 
     def _text(self, done: int, rate: float | None) -> str:
-        parts = (
-            [f"{rate:.3g} rounds/s", f"{duration((self._last - done) / rate)} left"] if rate else []
-        )
+        parts = [f"{rate:.3g} rounds/s"] if rate else []
+        if rate and self._last is not None:
+            parts.append(f"{duration((self._last - done) / rate)} left")
         # evaluation first
         shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]
         parts += [f"{key} {self._newest[key]:.4g}" for key in shown]

@@ -1,0 +1,253 @@
+"""How a run goes on: rounds, what is due between them, checkpoints."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import pandas as pd
+
+from covey.core import wire
+from covey.core.algorithm import Chains, State
+from covey.data.federated import FederatedData, Split
+from covey.engines.engine import Engine, Position
+from covey.engines.questions import Questions
+from covey.engines.record import Diverged, Line
+from covey.privacy.ledger import Ledger
+from covey.report import page
+from covey.runs.advice import diagnosed, warn_of_a_rise
+from covey.runs.directory import Record, RunDirectory
+from covey.runs.draws import Draws
+from covey.runs.evaluation import Evaluation
+from covey.runs.interrupt import StopRequest
+from covey.runs.progress import Display
+from covey.runs.schedule import MOST_ROUNDS, RunOptions, next_check, next_length
+
+
+class Advancing:
+    """A run that goes on; `Run` adds what can be learned from it."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        data: FederatedData,
+        options: RunOptions,
+        seed: int,
+        questions: Questions,
+        ledger: Ledger | None = None,
+        *,
+        state: Position,
+        records: list[Record],
+        directory: RunDirectory | None = None,
+    ):
+        self.name, self.data, self.seed, self.ledger = name, data, seed, ledger
+        self.method = engine.setup.algorithm
+        self._engine, self._options, self._directory = engine, options, directory
+        self._state, self._records = state, records
+        self._last: Evaluation | None = None
+        self._saved_at = perf_counter()
+        self._block = 1
+        self._told_of_diverged = False
+        self._questions = questions
+        self._law: tuple[int, Any] | None = None
+        self._draws: Draws | None = None
+        if isinstance(self.method.posterior.shared, Chains):
+            folder = None if directory is None else directory.path / "draws"
+            self._draws = Draws(self.method.posterior.shared.kept(state.server), folder)
+
+    def __repr__(self) -> str:
+        return (
+            f"Run({self.name}: {self.method.name}, {self.data.clients} clients, "
+            f"{self.round} rounds)"
+        )
+
+    @property
+    def round(self) -> int:
+        """How many rounds are done."""
+        return self._state.round
+
+    @property
+    def split(self) -> Split:
+        """The rows that the run is evaluated on as it goes."""
+        return self._options.split
+
+    @property
+    def state(self) -> State:
+        """The server's state."""
+        return self._state.server
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds
+        without an evaluation.
+        """
+        frame = pd.DataFrame(self._records)
+        # Nones only, which pandas would keep as objects
+        without_numbers = frame.columns[frame.isna().all()]
+        return frame.astype(dict.fromkeys(without_numbers, float))
+
+    def save(self) -> None:
+        """Write a checkpoint, the table of clients and the report to the run directory now."""
+        if self._directory is None:
+            raise ValueError("this run has no directory to save to: start it with out=")
+        with self._directory.held():
+            self._catch_up(self._directory)
+            self._checkpoint(self._directory)
+            self._write_results(self._directory)
+
+    def _advance_to(self, target: int | None) -> None:
+        """Run up to a round, or until the method has settled."""
+        bits = sum(
+            (record.get("bits_up") or 0) + (record.get("bits_down") or 0)
+            for record in self._records
+        )
+        with (
+            StopRequest() as stop,
+            Display(self.name, target, bits=float(bits))
+            if self._options.progress
+            else nullcontext() as display,
+        ):
+            while not self._ended(target) and not stop.asked:
+                records = self._advance_block(target)
+                if display is not None:
+                    display.update(self.round, records)
+            if self._directory is not None:
+                if self._directory.newest_round() != self.round:
+                    self._checkpoint(self._directory)
+                self._write_results(self._directory)
+        warn_of_a_rise(self._records)
+        if not self._ended(target):
+            kept = (
+                "not saved"
+                if self._directory is None
+                else f"saved in {self._directory.path}; resume=True continues from there"
+            )
+            of = "" if target is None else f" of {target}"
+            raise KeyboardInterrupt(f"stopped after round {self.round}{of}: {kept}")
+        self._warn_unless_settled()
+
+    def _ended(self, target: int | None) -> bool:
+        """Whether a run up to a round, or until the method has settled, is at its end."""
+        if target is not None:
+            return self.round >= target
+        if self.round >= MOST_ROUNDS:
+            return True
+        return next_check(self.round - 1) == self.round and self._unsettled() is None
+
+    def _unsettled(self) -> str | None:
+        """What has not come to rest yet; None where nothing is left to do or nobody knows."""
+        unsettled = self.method.hooks.unsettled
+        return None if unsettled is None else unsettled(self._state.server)
+
+    def _warn_unless_settled(self) -> None:
+        if why := self._unsettled():
+            warnings.warn(
+                f"{self.method.name} has not settled after {self.round} rounds: {why}",
+                stacklevel=4,
+            )
+
+    def _advance_block(self, target: int | None) -> list[Record]:
+        """Some rounds, and what is due after them."""
+        start, first = perf_counter(), self.round
+        try:
+            self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
+        except Diverged as error:  # what was good before it is kept, for the user to look at
+            if self._directory is not None:
+                self._directory.append(
+                    [_finite(line | self._revealed(line)) for line in error.lines]
+                )
+            why = self._diagnosed(error.client_id)
+            raise Diverged(f"{error}; {why}", error.lines, error.client_id) from error
+        self._warn_of_diverged(lines)
+        shared = self.method.posterior.shared
+        if isinstance(shared, Chains) and self._draws is not None:
+            self._draws.add(shared.kept(self._state.server))
+        seconds = perf_counter() - start
+        self._block = next_length(self._block, seconds)
+        records = [
+            _finite(line | self._revealed(line) | {"seconds": seconds / len(lines)})
+            for line in lines
+        ]
+        if self._is_due(self._options.evaluate_every, target):
+            found = self._engine.evaluate(self._state, self._options.split)
+            self._last = Evaluation(self.round, self._options.split, self.data, found)
+            records[-1] |= _finite(
+                {f"{self._options.split}_{key}": value for key, value in self._last.pooled.items()}
+            )
+        self._records += records
+        if self._directory is not None:
+            self._directory.append(records)
+            if self._options.is_late(perf_counter() - self._saved_at) or self._is_due(
+                self._options.checkpoint_every, target
+            ):
+                self._checkpoint(self._directory)
+        return records
+
+    def _revealed(self, line: Line) -> Line:
+        """What the rounds up to this line's have revealed, by every accountant."""
+        return {} if self.ledger is None else {**self.ledger.metrics(int(line["round"]))}
+
+    @property
+    def participants(self) -> int:
+        """How many clients have taken part so far."""
+        return int(self._engine.seen(self._state).sum())
+
+    def _warn_of_diverged(self, lines: Sequence[Line]) -> None:
+        """Once per run: some clients cannot continue, and the others do not wait for them."""
+        first = next((line for line in lines if line["diverged"]), None)
+        if first is None or self._told_of_diverged:
+            return
+        self._told_of_diverged = True
+        warnings.warn(
+            f"round {first['round']}: {first['diverged']} of the clients sent values that are not "
+            "finite and are left out until they recover; "
+            f"{self._diagnosed(int(first['diverged_id']))}",
+            stacklevel=2,
+        )
+
+    def _diagnosed(self, client: int) -> str:
+        """Why a client's values may have stopped being finite, and what would help."""
+        return diagnosed(self.method, self.method.broadcast(self._state.server), self.data, client)
+
+    def _next_stop(self, target: int | None) -> int:
+        # before a draw is overwritten
+        longest = self._block if self._draws is None else min(self._block, self._draws.size)
+        last = next_check(self.round) if target is None else target
+        return min(last, self.round + longest, self._options.next_due(self.round))
+
+    def _is_due(self, every: int | None, target: int | None) -> bool:
+        return every is not None and (self.round % every == 0 or self._ended(target))
+
+    def _checkpoint(self, directory: RunDirectory) -> None:
+        if self._draws is not None:
+            self._draws.save()
+        spent = None if self.ledger is None else self.ledger.record(self.round)
+        directory.save(
+            self.round, self.method.name, wire.pack(self._engine.snapshot(self._state)), spent
+        )
+        self._engine.checkpointed()
+        self._saved_at = perf_counter()
+
+    def _write_results(self, directory: RunDirectory) -> None:
+        """The table of clients and the page of the run."""
+        if self._last is not None:
+            directory.write_clients(self._last.clients)
+        page.write(self, directory.path / "report.html", settings=directory.settings_text())
+
+    def _catch_up(self, directory: RunDirectory) -> None:
+        """Make the directory's metrics those of this run: after a full disk they may be behind."""
+        newest = directory.newest_round()
+        if newest > self.round:
+            raise ValueError(
+                f"{directory.path} has moved on to round {newest}, this run is at {self.round}: "
+                "resume=True continues from there"
+            )
+        directory.cut_metrics(newest)
+        directory.append(self._records[newest:])
+
+
+def _finite(line: dict[str, int | float]) -> Record:
+    return {key: value if math.isfinite(value) else None for key, value in line.items()}

@@ -1,0 +1,60 @@
+"""What a run tells of a client that cannot continue, and of a fit that gets worse."""
+
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.core.algorithm import Algorithm, Message
+from covey.data.federated import FederatedData
+from covey.runs.directory import Record
+
+_FEWEST_LOSSES = 5  # rounds; before, a loss says little
+
+
+def diagnosed(method: Algorithm, down: Message, data: FederatedData, client: int) -> str:
+    """Why a client's values may have stopped being finite, and what would help."""
+    position = data.position_of(client)
+    shard = data.shard(position, "train")
+    who = f"client {data.name_of(position)!r}"
+    if missing := _missing(shard.rows, data.features):
+        return (
+            f"{who} has {missing}, which {method.name} with this model cannot use: fill "
+            "the cells in, drop the rows, or choose a model for missing values"
+        )
+    if method.hooks.diagnose is not None:
+        return f"{who}: {method.hooks.diagnose(down, shard)}"
+    return (
+        f"{who} is one: make the client's step size smaller, check the scale of the features, "
+        "or use a preconditioned kernel"
+    )
+
+
+def warn_of_a_rise(records: Sequence[Record]) -> None:
+    """Where training has made the loss worse than it was in the first round."""
+    losses = [record["train_loss"] for record in records if "train_loss" in record]
+    if len(losses) < _FEWEST_LOSSES:
+        return
+    first, last = losses[0], losses[-1]
+    if first is not None and (last is None or last > first + max(abs(first), 1.0)):
+        warnings.warn(
+            f"the training loss rose from {first:.4g} to "
+            f"{'a value that is not finite' if last is None else f'{last:.4g}'} in "
+            f"{len(records)} rounds: the fit is worse than its start; make the step size smaller",
+            stacklevel=4,
+        )
+
+
+def _missing(rows: PyTree, features: tuple[str, ...] | None) -> str:
+    """How many cells of some rows are missing, and in which columns; empty where none is."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(rows)]
+    empty = [np.isnan(leaf) for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)]
+    count = sum(int(where.sum()) for where in empty)
+    if not count:
+        return ""
+    columns = np.flatnonzero(empty[0].any(0)) if empty[0].ndim == 2 else []
+    names = [str(at) if features is None else features[at] for at in columns]
+    where = f" (columns {', '.join(names[:5])})" if names else ""
+    return f"{count} missing value{'s' if count > 1 else ''}{where}"
