@@ -193,7 +193,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
         prior=2.0,
         keep=3,
     ),
-    "marginal": lambda: marginal(models.mixed_linear(slopes="all"), predictive_draws=5),
+    "marginal": lambda: marginal(models.mixed_linear(slopes=(1,)), predictive_draws=5),
     "em": lambda: em(models.regression_mixture(components=2)),
     "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
     "pfedme": lambda: pfedme(

@@ -7,10 +7,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from covey.algorithms.marginal_likelihood import is_linear_gaussian
-from covey.algorithms.marginal_state import Settings
+from covey.algorithms.marginal_client import is_linear_gaussian
+from covey.algorithms.marginal_parameters import Settings
 from covey.core.algorithm import Plan
 from covey.core.shard import Spec
+from covey.models.mixed import MixedModel
 
 MOST_EFFECTS = 10
 MOST_PARAMETERS = 1000  # a client sends a matrix of their number squared
@@ -24,7 +25,9 @@ def check_options(
     nodes: int | None,
     draws: int,
     predictive_draws: int,
+    min_rows: int,
 ) -> None:
+    """Errors for options that are not allowed."""
     for name, value, known in (
         ("estimate", estimate, ("ml", "reml", "posterior")),
         ("covariance", covariance, ("full", "diagonal")),
@@ -48,9 +51,19 @@ def check_options(
         ("nodes", nodes, 1),
         ("draws", draws, 100),
         ("predictive_draws", predictive_draws, 1),
+        ("min_rows", min_rows, 0),
     ):
         if value is not None and value < least:
             raise ValueError(f"marginal: {name} must be at least {least}, got {value}")
+
+
+def check_prior(model: MixedModel, prior: object) -> None:
+    """An error where there are two priors."""
+    if model.log_prior is not None and prior is not None:
+        raise ValueError(
+            f"marginal: {model.name} has its own prior, and prior= is another; write it into the "
+            "model"
+        )
 
 
 def check_fit(settings: Settings, phi: PyTree, effects: Array, spec: Spec) -> None:
@@ -74,7 +87,8 @@ def check_fit(settings: Settings, phi: PyTree, effects: Array, spec: Spec) -> No
             f"marginal: {nodes} nodes for each of {count} effects make a grid of {nodes**count} "
             f"points, and at most {MOST_POINTS} are allowed; take fewer, or nodes=1 (Laplace)"
         )
-    if not isinstance(effects, jax.core.Tracer) and np.any(np.asarray(effects)):
+    known = not isinstance(effects, jax.core.Tracer)
+    if model.law is None and known and np.any(np.asarray(effects)):
         raise ValueError(
             f"marginal: the effects of {model.name} do not start at 0, and marginal takes their "
             "mean to be 0; use fedpop, whose effects have a mean"

@@ -1,34 +1,39 @@
-"""The distribution of the parameters of a marginal likelihood: estimates, standard errors, draws."""
+"""The distribution of the parameters of a marginal likelihood: estimates, errors, draws."""
 
-import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
-from covey.algorithms.marginal_likelihood import (
-    client_rows,
-    coefficients_of,
-    gains,
-    is_linear_gaussian,
-)
-from covey.algorithms.marginal_parameters import described, labels_of
-from covey.algorithms.marginal_prior import log_prior
-from covey.algorithms.marginal_state import Settings, State, at_zero, spread_of, theta_of
-from covey.core.algorithm import Ask
-from covey.core.shard import Spec
-from covey.kernels.pareto_smoothing import HIGHEST_K, Weighted, importance_sample, systematic
-from covey.kernels.precision import in_double
-from covey.models.predictive import Normal
+from covey.algorithms.marginal_client import LeftOut
+from covey.kernels.pareto_smoothing import Weighted, systematic
 
-_LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
-_RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
+
+class Comparison(NamedTuple):
+    """A likelihood-ratio test: its statistic, degrees of freedom and p-value."""
+
+    statistic: float
+    degrees_of_freedom: int
+    p_value: float
+
+
+class LeaveOneOut(NamedTuple):
+    """Predictions of each client's rows from those of all others.
+
+    Attributes:
+        log_density: The sum over clients of the log predictive density of their rows.
+        se: Its standard error.
+        unreliable: Clients whose weights are not reliable (k-hat above 0.7): a client that tells
+            much about a parameter alone.
+    """
+
+    log_density: float
+    se: float
+    unreliable: int
 
 
 class Law(NamedTuple):
@@ -39,8 +44,7 @@ class Law(NamedTuple):
         point: The maximum, flattened.
         spread: S, with S S' the inverse of the negative Hessian there.
         describe: (flattened parameters) -> the parameters as users know them.
-        names: Names of the described values, one per number.
-        fixed: Names of the coefficients beta and how often each occurs, to compare models by.
+        names: Names of the described values.
         unknown: Names of described values that the data do not determine.
         zero: Names of deviations of effects that are estimated as 0.
         log_likelihood: The marginal log-likelihood at the maximum; that of REML for "reml".
@@ -48,6 +52,7 @@ class Law(NamedTuple):
         rows: Number of training rows.
         settled: Whether the maximum was found.
         sample: The weighted points of the posterior; None for "ml" and "reml".
+        ask_left_out: (points) -> sums over clients for `leave_one_client_out`.
     """
 
     estimate: str
@@ -55,7 +60,6 @@ class Law(NamedTuple):
     spread: Float[np.ndarray, "k k"]
     describe: Callable[[Float[Array, " k"]], dict[str, Array]]
     names: tuple[str, ...]
-    coefficients: int
     unknown: tuple[str, ...]
     zero: tuple[str, ...]
     log_likelihood: float
@@ -63,6 +67,7 @@ class Law(NamedTuple):
     rows: int
     settled: bool
     sample: Weighted | None = None
+    ask_left_out: Callable[[Float[np.ndarray, "points k"]], LeftOut] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -84,6 +89,75 @@ class Law(NamedTuple):
     def k_hat(self) -> float | None:
         """How reliable the weights of the posterior's points are: up to 0.7; None without any."""
         return None if self.sample is None else self.sample.k_hat
+
+    @property
+    def effective_draws(self) -> float | None:
+        """How many independent draws the posterior's points are worth; None without any."""
+        return None if self.sample is None else self.sample.effective
+
+    def compare(self, smaller: "Law") -> Comparison:
+        """The likelihood-ratio test of a smaller model within this one.
+
+        Twice the difference of the log-likelihoods is compared with a chi-squared distribution.
+        Where the smaller model lacks a deviation of effects, which is then at the boundary 0, the
+        p-value is too large: about twice the right one for a single deviation.
+
+        Args:
+            smaller: The law of the smaller model, from a fit to the same rows.
+
+        Returns:
+            The statistic, its degrees of freedom and the p-value.
+        """
+        from scipy.stats import chi2
+
+        if "posterior" in (self.estimate, smaller.estimate) or self.estimate != smaller.estimate:
+            raise ValueError(
+                f"marginal: models are compared by two fits with estimate='ml' or two with 'reml', "
+                f"these are {self.estimate!r} and {smaller.estimate!r}"
+            )
+        if self.rows != smaller.rows:
+            raise ValueError(
+                f"marginal: models are compared on the same rows, these were fitted to {self.rows} "
+                f"and {smaller.rows}"
+            )
+        if self.estimate == "reml" and self._coefficients() != smaller._coefficients():
+            raise ValueError(
+                "marginal: REML likelihoods of models with different coefficients cannot be "
+                "compared; fit both with estimate='ml'"
+            )
+        freedom = self.parameters - smaller.parameters
+        if freedom < 1:
+            raise ValueError(
+                f"marginal: the smaller model has {smaller.parameters} parameters and the larger "
+                f"one {self.parameters}; write larger.compare(smaller)"
+            )
+        statistic = max(2 * (self.log_likelihood - smaller.log_likelihood), 0.0)
+        return Comparison(statistic, freedom, float(chi2.sf(statistic, freedom)))
+
+    def leave_one_client_out(self, *, points: int = 1000) -> LeaveOneOut:
+        """How well each client's rows are predicted from those of all other clients.
+
+        Each client weights draws of the posterior by one over its own likelihood, smooths the
+        weights, and sends the log predictive density of its rows: this takes one round.
+
+        Args:
+            points: Draws of the posterior that are sent.
+
+        Returns:
+            The sum over clients, its standard error, and for how many clients it is unreliable.
+        """
+        if self.sample is None or self.ask_left_out is None:
+            raise ValueError(
+                "marginal: leaving clients out needs the posterior: use estimate='posterior'"
+            )
+        sums = self.ask_left_out(self.points(jax.random.key(0), points))
+        count, total = float(sums.clients), float(sums.value)
+        variance = max(float(sums.square) - total**2 / count, 0.0) / max(count - 1, 1)
+        return LeaveOneOut(total, float(np.sqrt(count * variance)), int(sums.unreliable))
+
+    def _coefficients(self) -> tuple[str, ...]:
+        kinds = ("sd", "cor", "noise")
+        return tuple(name for name in self.names if name.partition("[")[0] not in kinds)
 
     def points(self, key: Key[Array, ""], count: int) -> Float[np.ndarray, "count k"]:
         """Draws of the flattened parameters."""
@@ -143,231 +217,6 @@ class Law(NamedTuple):
     def _flatten(self, flat: Float[Array, " k"]) -> Float[Array, " values"]:
         found = self.describe(flat)
         return jnp.concatenate([jnp.reshape(found[name], -1) for name in found])
-
-
-def fit_law(settings: Settings, state: State, spec: Spec, ask: Ask) -> Law:
-    """The distribution of the parameters, with warnings where the data do not determine them.
-
-    Args:
-        settings: Those of the method.
-        state: The published state.
-        spec: Shapes and names of the rows.
-        ask: The sum of a statistic over all clients, one round each time.
-
-    Returns:
-        The law.
-    """
-    if int(state.round) < 2:
-        raise ValueError(
-            "marginal needs two rounds before there is anything to report; run more rounds"
-        )
-    law = _at_maximum(settings, state, spec)
-    _warn(settings, state, spec, law)
-    if settings.estimate != "posterior":
-        return law
-    if law.unknown:
-        raise ValueError(
-            f"marginal: there is no posterior, the data do not determine {_some(law.unknown)}; "
-            "leave a column out, or give prior= a standard deviation of the weights"
-        )
-    return law._replace(sample=_posterior(settings, state, law, ask))
-
-
-def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
-    """Draws of the parameters as users know them; NaN where the data do not determine one."""
-    drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
-    bad = np.isin(law.names, law.unknown)
-    sizes = {name: int(np.prod(leaf.shape[1:])) for name, leaf in drawn.items()}
-    ends = np.cumsum(list(sizes.values()))[:-1]
-    masks = dict(zip(sizes, np.split(bad, ends), strict=True))
-    return {
-        name: jnp.where(masks[name].reshape(leaf.shape[1:]), jnp.nan, leaf)
-        for name, leaf in drawn.items()
-    }
-
-
-def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
-    coordinates, unit = settings.coordinates, state.unit
-
-    def describe(flat):
-        theta = theta_of(state, coordinates, flat.astype(state.climb.point.dtype))
-        return described(settings.model, coordinates, theta, unit)
-
-    found = describe(state.climb.point)
-    names = _names(found, labels_of(settings.model, spec))
-    spread = np.asarray(spread_of(state, coordinates), float)
-    theta = theta_of(state, coordinates, state.climb.point)
-    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
-    if is_linear_gaussian(settings.model, theta.phi, len(unit), rows):
-        spread = _orthogonal(spread, coefficients_of(theta))
-    law = Law(
-        estimate=settings.estimate,
-        point=np.asarray(state.climb.point, float),
-        spread=spread,
-        describe=describe,
-        names=names,
-        coefficients=len(coefficients_of(theta)[0]),
-        unknown=(),
-        zero=(),
-        log_likelihood=_exact_log_likelihood(state),
-        parameters=len(spread),
-        rows=int(state.rows),
-        settled=bool(state.settled),
-    )
-    jacobian = np.asarray(jax.jacobian(law._flatten)(state.climb.point), float)
-    curvature, axes = np.linalg.eigh(np.asarray(state.climb.curvature, float))
-    flat = np.asarray(state.climb.frame, float) @ axes[:, curvature <= 0.5]
-    with np.errstate(invalid="ignore"):
-        moved = np.abs(jacobian @ flat).max(1, initial=0.0)
-        known = np.sqrt(np.sum((jacobian @ spread) ** 2, axis=1))
-        loose = ~(moved <= _LOOSE * known) & (moved != 0)
-    values = np.asarray(law._flatten(state.climb.point))
-    zero = at_zero(state, coordinates)[-coordinates.size(len(unit)) :] if len(unit) else None
-    none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
-    return law._replace(
-        unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
-    )
-
-
-def _orthogonal(spread: np.ndarray, parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    """The root of the covariance in which coefficients beta and variances are independent, as they
-    are in expectation: (X'V^-1 X)^-1 for beta, as lme4 reports it.
-    """
-    beta, others = parts
-    by_others = spread[others]
-    along = np.linalg.pinv(by_others) @ by_others
-    alone = np.zeros_like(spread)
-    alone[beta] = spread[beta] @ (np.eye(len(along)) - along)
-    alone[others] = by_others @ along
-    return alone
-
-
-def _exact_log_likelihood(state: State) -> float:
-    """The log-likelihood in double precision."""
-    parts = float(state.value), float(state.level) * float(state.rows), float(state.restriction)
-    return sum(parts)
-
-
-def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
-    """Names of the deviations that are 0: not those of effects that depend on another one."""
-    largest = max(float(np.max(np.asarray(found["sd"]))), 1e-30)
-    own = zero[coordinates.diagonal(len(found["sd"]))]
-    small = np.asarray(found["sd"]) < 1e-2 * largest if len(own) > 1 else np.ones(1, bool)
-    labels = [name for name in names if name.partition("[")[0] == "sd"]
-    return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
-
-
-def _names(found: dict[str, Array], axes: dict[str, Any]) -> tuple[str, ...]:
-    """A name for each number of what is described."""
-    names = []
-    for name, value in found.items():
-        labels = [range(size) for size in value.shape]
-        if name in axes and value.shape and len(axes[name].labels) == value.shape[0]:
-            labels[0] = axes[name].labels
-        index = np.ndindex(value.shape)
-        names += [
-            name + (f"[{', '.join(str(labels[a][i]) for a, i in enumerate(at))}]" if at else "")
-            for at in index
-        ]
-    return tuple(names)
-
-
-def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted:
-    """Weighted points of the posterior."""
-    theta = theta_of(state, settings.coordinates, state.climb.point)
-
-    def log_prior_at(flat):
-        at = theta_of(state, settings.coordinates, flat.astype(state.climb.point.dtype))
-        where = (settings.model, settings.coordinates, settings.prior)
-        return log_prior(*where, at, state.unit, state.scales)
-
-    def log_density(points):
-        def term(theta, unit, batch):
-            where = (settings.model, settings.coordinates, settings.nodes)
-            return gains(*where, theta, unit, jnp.asarray(points), batch)
-
-        total = ask(lambda key, data: in_double(term)(theta, state.unit, client_rows(data)))
-        prior = jax.jit(jax.vmap(log_prior_at))(jnp.asarray(points, float))
-        return np.asarray(total, float) + np.asarray(prior, float)
-
-    sample = importance_sample(
-        log_density,
-        law.point,
-        law.spread @ law.spread.T,
-        draws=settings.draws,
-        seed=int(state.seed),
-    )
-    if sample.k_hat > HIGHEST_K:
-        warnings.warn(
-            f"marginal: the importance weights of the posterior are not reliable (k-hat "
-            f"{sample.k_hat:.2f}, above {HIGHEST_K}; {sample.effective:.0f} effective draws of "
-            f"{len(sample.points)}): the posterior is far from a Student t distribution in some "
-            "direction, and intervals of it may be too short. Raise draws=, give a more "
-            "informative prior=, or sample it with fald (a model without effects) or fedpop",
-            stacklevel=2,
-        )
-    return sample
-
-
-def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
-    if not law.settled:
-        warnings.warn(
-            f"marginal has not found the maximum after {int(state.round)} rounds; run more, e.g. "
-            "run.advance(10), and look at run.metrics",
-            stacklevel=3,
-        )
-    for name in _runaways(settings, state, spec):
-        warnings.warn(
-            f"marginal: {name} runs away, and its standard error with it: the data are separated, "
-            "some columns predict the outcome without error, and there is no finite estimate. "
-            "Give prior= a standard deviation of the weights, e.g. prior=2.5 for columns of "
-            "standard deviation 1",
-            stacklevel=3,
-        )
-    if law.unknown:
-        warnings.warn(
-            f"marginal: the data do not determine {_some(law.unknown)}: these columns are "
-            "collinear, or two deviations of effects cannot be told apart. Leave one out, or give "
-            "prior= a standard deviation of the weights; until then they are NaN",
-            stacklevel=3,
-        )
-    for name in law.zero:
-        warnings.warn(
-            f"marginal: {name} is estimated as 0: these data do not show that clients differ in "
-            "it. It has no standard error, and those of the others take it to be 0; "
-            "estimate='posterior' shows how large it may be",
-            stacklevel=3,
-        )
-
-
-def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
-    """Coefficients that grow without bound: large in units of the linear predictor, and larger
-    still in their standard error.
-    """
-    theta = theta_of(state, settings.coordinates, state.climb.point)
-    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
-    try:
-        shape = jax.eval_shape(
-            partial(settings.model.predictive, theta.phi, jnp.zeros(len(state.unit))), rows.x
-        )
-    except (ValueError, TypeError, AttributeError):
-        return []
-    if isinstance(shape, Normal) or settings.model.coefficients is None:
-        return []
-    flat = np.asarray(ravel_pytree(theta.phi)[0], float)
-    error = np.sqrt(np.sum(np.asarray(spread_of(state, settings.coordinates), float) ** 2, axis=1))
-    scale = np.asarray(state.scales.phi, float) / 2.5
-    size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
-    bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat))
-    _, unravel = ravel_pytree(theta.phi)
-    marked = settings.model.coefficients(unravel(jnp.asarray(bad, float)), state.unit * 0)
-    names = _names(marked, labels_of(settings.model, spec))
-    flags = np.concatenate([np.reshape(value, -1) for value in marked.values()])
-    return [name for name, flag in zip(names, flags, strict=True) if flag == 1.0]
-
-
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _curves(kind: np.ndarray, estimate: np.ndarray):

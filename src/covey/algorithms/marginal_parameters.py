@@ -1,7 +1,8 @@
 """The parameters of a marginal likelihood: shared parameters and the covariance of the effects, in
-coordinates that suit Newton's method, and their description.
+coordinates that suit Newton's method; their description and their prior.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -12,10 +13,16 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from covey.core.shard import Axis, Spec
 from covey.models.linear import Linear, Noisy
-from covey.models.mixed import MixedModel
+from covey.models.mixed import MixedModel, NamedSlopes
 from covey.models.model import Model
 
 Covariance: TypeAlias = Literal["full", "diagonal"]
+Estimate: TypeAlias = Literal["ml", "reml", "posterior"]
+LogPrior: TypeAlias = Callable[[dict[str, Array]], Float[Array, ""]]
+
+_WEAK = 2.5  # weakly informative standard deviations, in units that the data give
+_FREEDOM = 3.0  # degrees of freedom of the half Student t prior of the effects' deviations
+_CONCENTRATION = 2.0  # of the LKJ prior of their correlations
 
 
 class Theta(NamedTuple):
@@ -39,20 +46,23 @@ class Coordinates(NamedTuple):
     deviation from 0, so that a maximum at 0 is an ordinary one, and exponential beyond.
 
     Attributes:
-        covariance: "full", or "diagonal" for effects without correlations.
+        covariance: "full", "diagonal" for effects without correlations, or "model" where the
+            model has its own law of the effects, whose parameters are among phi.
         positive: Whether deviations stay above 0.
     """
 
-    covariance: Covariance
+    covariance: Literal["full", "diagonal", "model"]
     positive: bool
 
     def size(self, effects: int) -> int:
-        """How many numbers write the covariance of so many effects."""
+        """How many values write the covariance of so many effects."""
+        if self.covariance == "model":
+            return 0
         return effects * (effects + 1) // 2 if self.covariance == "full" else effects
 
-    def diagonal(self, effects: int) -> Int[np.ndarray, " effects"]:
+    def diagonal(self, effects: int) -> Int[np.ndarray, " deviations"]:
         """The indices of the diagonal of L."""
-        index = np.arange(effects)
+        index = np.arange(0 if self.covariance == "model" else effects)
         return index * (index + 3) // 2 if self.covariance == "full" else index
 
     def root(
@@ -74,6 +84,8 @@ class Coordinates(NamedTuple):
         """The numbers of independent effects with these standard deviations."""
         inverse = jnp.log if self.positive else jnp.arcsinh
         none = jnp.zeros(self.size(len(unit)), deviation.dtype)
+        if not len(none):
+            return none
         return none.at[self.diagonal(len(unit))].set(inverse(deviation / unit))
 
     def log_jacobian(
@@ -110,10 +122,10 @@ def deviations(
 def as_mixed(model: Model | MixedModel) -> MixedModel:
     """A plain model as a mixed one without effects."""
     if isinstance(model, MixedModel):
-        if model.law is not None:
+        if model.law is not None and model.law.normaliser is not None:
             raise ValueError(
-                f"marginal: {model.name} has its own law of the effects, and marginal integrates "
-                "Gaussian ones; use fedpop, or a model without a law"
+                f"marginal: the law of the effects of {model.name} has no complete density, which "
+                "is integrated here; use fedpop"
             )
         return model
 
@@ -155,7 +167,7 @@ def described(
         shared = model.coefficients(theta.phi, jnp.zeros(effects, unit.dtype))
     else:
         shared = {"parameters": ravel_pytree(theta.phi)[0]}
-    if not effects:
+    if not theta.root.size:
         return shared
     sd, correlation = deviations(coordinates.root(theta.root, unit))
     correlated = coordinates.covariance == "full" and effects > 1
@@ -184,3 +196,100 @@ def named(phi: PyTree, name: str) -> Bool[np.ndarray, " p"]:
 
     found = jax.tree.leaves(jax.tree_util.tree_map_with_path(leaf_named, phi))
     return np.concatenate(found) if found else np.zeros(0, bool)
+
+
+class Settings(NamedTuple):
+    """The method's settings; see `covey.marginal`."""
+
+    model: MixedModel
+    coordinates: Coordinates
+    estimate: Estimate
+    prior: float | LogPrior | None
+    nodes: int | None
+    draws: int
+    predictive_draws: int
+    min_rows: int
+
+
+def is_regression(phi: PyTree) -> bool:
+    """Whether these are coefficients of a linear predictor."""
+    return isinstance(phi, (Linear, Noisy, NamedSlopes))
+
+
+class Scales(NamedTuple):
+    """Standard deviations of the default prior, from the data: of each number of phi, infinite
+    where the prior is flat, and of each effect.
+    """
+
+    phi: Float[Array, " p"]
+    effects: Float[Array, " effects"]
+
+
+def default_scales(
+    phi: PyTree,
+    per_weight: Float[Array, " p"],
+    spread: Float[Array, ""],
+    mean_square: Float[Array, " effects"],
+) -> Scales:
+    """The scales of the default prior: 2.5 times the standard error that one average row would
+    give, for weights; 2.5 units of the linear predictor, for effects.
+    """
+    flat = named(phi, "bias") | named(phi, "log_scale")
+    return Scales(
+        jnp.where(flat, jnp.inf, _WEAK * jnp.sqrt(per_weight)),
+        _WEAK * spread / jnp.sqrt(mean_square),
+    )
+
+
+def log_prior(
+    model: MixedModel,
+    coordinates: Coordinates,
+    prior: float | LogPrior | None,
+    theta: Theta,
+    unit: Float[Array, " effects"],
+    scales: Scales,
+) -> Float[Array, ""]:
+    """The log prior density of theta, up to a constant; see `covey.marginal`.
+
+    With `coordinates.positive` it is a density in these coordinates, with the Jacobian; else the
+    density of the described parameters, for a penalised maximum.
+    """
+    posterior = coordinates.positive
+    if model.log_prior is not None:  # its own, a density in these coordinates
+        own = model.log_prior(theta.phi) if posterior else jnp.zeros(())
+        return own + _effects_prior(coordinates, theta, unit, scales, posterior=posterior)
+    flat, _ = ravel_pytree(theta.phi)
+    known = described(model, coordinates, theta, unit)
+    value = jnp.zeros((), flat.dtype)
+    if callable(prior):
+        value += prior(known)
+    elif prior is not None:
+        finite = jnp.isfinite(scales.phi)
+        value -= jnp.sum(jnp.where(finite, (flat / prior) ** 2, 0.0)) / 2
+    elif posterior:
+        value -= jnp.sum((flat / scales.phi) ** 2) / 2
+    if callable(prior) and posterior:
+        value += coordinates.log_jacobian(theta.root, unit) if theta.root.size else 0.0
+        return value + (jnp.log(known["noise"]) if "noise" in known else 0.0)
+    if callable(prior):
+        return value
+    return value + _effects_prior(coordinates, theta, unit, scales, posterior=posterior)
+
+
+def _effects_prior(
+    coordinates: Coordinates,
+    theta: Theta,
+    unit: Float[Array, " effects"],
+    scales: Scales,
+    *,
+    posterior: bool,
+) -> Float[Array, ""]:
+    """Half Student t deviations and LKJ correlations of the effects, in these coordinates."""
+    if not posterior or not theta.root.size:
+        return jnp.zeros((), theta.root.dtype)
+    root = coordinates.root(theta.root, unit)
+    sd, _ = deviations(root)
+    spread = -(_FREEDOM + 1) / 2 * jnp.sum(jnp.log1p((sd / scales.effects) ** 2 / _FREEDOM))
+    determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(root) / sd))  # of the correlations
+    correlations = (_CONCENTRATION - 1) * determinant
+    return spread + correlations + coordinates.log_jacobian(theta.root, unit)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
 
 from covey.algorithms.marginal_checks import check_fit
-from covey.algorithms.marginal_likelihood import (
+from covey.algorithms.marginal_client import (
     Information,
     client_rows,
     client_term,
@@ -18,10 +18,16 @@ from covey.algorithms.marginal_likelihood import (
     information_jet,
     jet_and_gain,
 )
-from covey.algorithms.marginal_parameters import Theta, named
-from covey.algorithms.marginal_prior import Scales, default_scales, log_prior
+from covey.algorithms.marginal_parameters import (
+    Scales,
+    Settings,
+    Theta,
+    default_scales,
+    log_prior,
+    named,
+)
 from covey.algorithms.marginal_start import Moments, moments, start
-from covey.algorithms.marginal_state import Settings, State, limited, theta_of
+from covey.algorithms.marginal_state import State, limited, theta_of
 from covey.core import tree
 from covey.core.algorithm import Aggregate, Empty, Local
 from covey.core.shard import Batch, Shard, Spec
@@ -30,6 +36,7 @@ from covey.kernels.newton import begin, climb
 from covey.kernels.precision import in_double
 
 _BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
+MOST_ROUNDS = 100  # after which a run without a number of rounds gives up
 _START = 0.5  # deviations of effects at the start, in units of the linear predictor
 
 
@@ -101,20 +108,22 @@ class Info(NamedTuple):
 
 
 def init(settings: Settings, key, spec: Spec) -> State:
+    """The state before the first round."""
     model, coordinates = settings.model, settings.coordinates
     phi, effects = model.init(key, spec), model.init_effects(key, spec)
     check_fit(settings, phi, effects, spec)
     flat, _ = ravel_pytree(Theta(phi, jnp.zeros(coordinates.size(len(effects)))))
     shared = flat.size - coordinates.size(len(effects))
     beta, _ = coefficients_of(Theta(phi, flat[shared:]))
-    unknown = jnp.asarray(jnp.nan, flat.dtype)
     return State(
         phi=phi,
         climb=begin(flat, jnp.eye(flat.size, dtype=flat.dtype)),
         unit=jnp.ones(len(effects)),
-        scales=Scales(jnp.full(shared, jnp.inf, flat.dtype), jnp.ones(len(effects))),
+        scales=Scales(
+            jnp.full(shared, jnp.inf, flat.dtype), jnp.ones(len(coordinates.diagonal(len(effects))))
+        ),
         variance=jnp.ones(shared),
-        value=unknown,
+        value=jnp.zeros(()),
         level=jnp.zeros(()),
         restriction=jnp.zeros(()),
         log_prior=jnp.zeros(()),
@@ -127,6 +136,7 @@ def init(settings: Settings, key, spec: Spec) -> State:
 
 
 def broadcast(settings: Settings, state: State) -> Down:
+    """The message of a round."""
     trial, point = (
         theta_of(state, settings.coordinates, flat)
         for flat in (state.climb.trial, state.climb.point)
@@ -136,24 +146,29 @@ def broadcast(settings: Settings, state: State) -> Down:
 
 
 def client(settings: Settings, key, down: Down, state: Empty, data: Shard) -> Local:
+    """A client's round: terms of the start in the first, derivatives in all others."""
     first, later = partial(_first_terms, settings), partial(_terms, settings)
 
     def terms(down, batch):
         return jax.lax.cond(down.round == 0, first, later, down, batch)
 
-    up, loss = in_double(terms)(down, client_rows(data))
+    up, loss = in_double(terms)(down, client_rows(data, settings.min_rows))
     return Local(up, Empty(), ClientInfo(loss / jnp.maximum(data.count, 1)))
 
 
 def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     """A client's terms of the start."""
     model, coordinates, effects = settings.model, settings.coordinates, len(down.unit)
-    of = moments(model, down.trial.phi, batch.rows, batch.mask, effects)
+    none = jnp.zeros(effects)
+    if model.law is not None:
+        none = none + model.law.start(down.trial.phi)
+    of = moments(model, down.trial.phi, none, batch.rows, batch.mask)
+    of = of._replace(effects=of.effects[: len(coordinates.diagonal(effects))])
     shared, size = len(of.score), len(down.frame)
     entry = shared + coordinates.diagonal(effects)
     hessian = jnp.zeros((size, size)).at[:shared, :shared].set(of.information)
     hessian = hessian.at[entry, entry].set(of.effects)
-    each = model.log_likelihood(down.trial.phi, jnp.zeros(effects), batch.rows)
+    each = model.log_likelihood(down.trial.phi, none, batch.rows)
     information: Information | Empty = Empty()
     if isinstance(down.basis, jax.Array):
         (beta, others), zeros = coefficients_of(down.trial), jnp.zeros
@@ -174,9 +189,7 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     """A client's marginal likelihood with derivatives. A likelihood that is not finite is reported
     as a bad step, not as a failure.
     """
-    term = client_term(
-        settings.model, settings.coordinates, settings.nodes, down.trial, down.unit, batch
-    )
+    term = client_term(settings, down.trial, down.unit, batch)
     (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
     found, gain = jet_and_gain(term, trial, point)
     information: Information | Empty = Empty()
@@ -198,6 +211,7 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
 
 
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
+    """The server's step; none while clients are missing."""
     complete = (state.clients == 0) | (aggregate.count > state.clients - 0.5)
     first, later = partial(_started, settings), partial(_stepped, settings)
 
@@ -206,8 +220,22 @@ def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple
 
     new = in_double(step)(state, aggregate.weighted, aggregate.weight)
     state = tree.where(complete, new, state)
-    numbers = (state.climb.accepted & complete, state.settled, ~complete)
-    return state, Info(state.log_likelihood, *(value.astype(float) for value in numbers))
+    value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
+    flags = (state.climb.accepted & complete, state.settled, ~complete)
+    return state, Info(value, *(flag.astype(float) for flag in flags))
+
+
+def unsettled(state: State) -> str | None:
+    """Why there is no maximum yet; None once there is one, or no hope of one."""
+    rounds = int(state.round)
+    if bool(state.settled) or rounds >= MOST_ROUNDS:
+        return None
+    if rounds < 2:
+        return f"marginal has heard all clients in {rounds} rounds, and needs about a dozen"
+    return (
+        f"marginal has not found the maximum after {rounds} rounds: the next step would gain "
+        f"{float(state.climb.gradient @ state.climb.gradient) / 2:.2g} of log-likelihood"
+    )
 
 
 def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
@@ -234,7 +262,7 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         basis = found.frame[np.ix_(beta, beta)]
     return state._replace(
         climb=begin(point, frame),
-        unit=found.unit,
+        unit=found.unit if len(entries) else state.unit,
         scales=scales,
         variance=found.variance,
         basis=basis,

@@ -6,7 +6,8 @@ reweighted least squares begins:
     response = link(mean), weight     y, 1 (numbers);  logit((y + 1/2) / 2), 3/16 (two classes);
                                       log(y + 0.1), y + 0.1 (counts)
 
-A model of any other outcome sends the derivatives of its log-likelihood at its own start.
+A regression of any other outcome sends the derivatives of its log-likelihood at zero, and any other
+model begins at its own start.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
+from covey.algorithms.marginal_parameters import is_regression
 from covey.core.shard import Rows
 from covey.kernels.newton import inverse_root
 from covey.models.mixed import MixedModel
@@ -65,22 +67,25 @@ class Start(NamedTuple):
 
 
 def moments(
-    model: MixedModel, phi: PyTree, rows: Rows, mask: Bool[Array, " rows"], effects: int
+    model: MixedModel,
+    phi: PyTree,
+    none: Float[Array, " q"],
+    rows: Rows,
+    mask: Bool[Array, " rows"],
 ) -> Moments:
     """A client's sums for the start.
 
     Args:
         model: The model.
         phi: The model's own start of the shared parameters.
+        none: The effects of a client without rows.
         rows: The client's rows.
         mask: Which of them are real.
-        effects: Number of effects.
 
     Returns:
-        The sums.
+        The sums. A model that is no regression has a score of zeros: it begins at its own start.
     """
     flat, unravel = ravel_pytree(phi)
-    none = jnp.zeros(effects, flat.dtype)
 
     def predictive(v, z):
         return model.predictive(unravel(v), z, rows.x)
@@ -89,7 +94,8 @@ def moments(
         shape = jax.eval_shape(predictive, flat, none)
     except ValueError:  # a model that predicts nothing, only a density of parameters
         shape = None
-    predictor = None if shape is None else _predictor(shape)
+    regression = is_regression(phi)
+    predictor = None if shape is None or not regression else _predictor(shape)
     keep = mask.astype(flat.dtype)
     if predictor is None:
 
@@ -100,7 +106,7 @@ def moments(
         return Moments(
             jnp.zeros((), flat.dtype),
             jnp.sum(keep),
-            jax.grad(total)(flat, none),
+            jax.grad(total)(flat, none) * regression,
             -jax.hessian(total)(flat, none),
             jnp.maximum(curvature, 0.0),
         )

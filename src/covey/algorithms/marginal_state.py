@@ -1,36 +1,21 @@
-"""What `covey.marginal` keeps: its settings, the server's state, and what follows from the two."""
+"""The server's state of `covey.marginal`, and what follows from it."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from covey.algorithms.marginal_parameters import Coordinates, Theta, named
-from covey.algorithms.marginal_prior import LogPrior, Scales
+from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, named
 from covey.core.algorithm import Empty
 from covey.kernels.newton import Climb
-from covey.models.mixed import MixedModel
 
-Estimate: TypeAlias = Literal["ml", "reml", "posterior"]
 _ZERO = 1e-3  # a deviation, in units of what the rows can tell from 0, that counts as 0
 
 
-class Settings(NamedTuple):
-    """The method's settings; see `covey.marginal`."""
-
-    model: MixedModel
-    coordinates: Coordinates
-    estimate: Estimate
-    prior: float | LogPrior | None
-    nodes: int | None
-    draws: int
-    predictive_draws: int
-
-
 class State(NamedTuple):
-    """The server's state, and what clients predict with.
+    """The server's state.
 
     Attributes:
         phi: The model's own start of the shared parameters, which gives theta its structure.
@@ -73,6 +58,15 @@ class State(NamedTuple):
     def settled(self) -> Bool[Array, ""]:
         """Whether the best point is a maximum."""
         return self.climb.settled
+
+
+class Published(NamedTuple):
+    """What clients predict with: the server's state, and draws of the flattened theta from its
+    posterior, where these are known.
+    """
+
+    state: State
+    points: Float[Array, "points k"] | Empty = Empty()
 
 
 def theta_of(state: State, coordinates: Coordinates, flat: Float[Array, " k"]) -> Theta:

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from covey.kernels.positive_definite import inverse, log_det
+
 Parameters: TypeAlias = Float[Array, " parameters"]
 Effects: TypeAlias = Float[Array, " effects"]
 LogLikelihood: TypeAlias = Callable[[Parameters, Effects], Float[Array, ""]]
 
 _MOST_STEPS = 100  # of Newton's method for the mode; a concave likelihood takes about six
-_CLOSE = 1e-7  # length of the last step; the two steps after it square it twice
+_CLOSE = 1e-7  # length of the last step, in deviations; the two steps after it square it twice
 
 
 class Jet(NamedTuple):
@@ -97,17 +99,22 @@ def log_marginal(
     if not len(b):
         return given(b)
     # A constant matrix: the second step corrects the first order of what it misses.
-    inverse = jax.lax.stop_gradient(jnp.linalg.inv(_curvature(given, b)))
+    back = jax.lax.stop_gradient(inverse(_curvature(given, b)))
     for _ in range(2):
-        b = b + inverse @ (jax.grad(given)(b) - b)
-    root = jnp.linalg.cholesky(_curvature(given, b))
-    volume = jnp.sum(jnp.log(jnp.diagonal(root)))
+        b = b + back @ (jax.grad(given)(b) - b)
+    curvature = _curvature(given, b)
+    volume = log_det(curvature) / 2
     if nodes == 1:
         return given(b) - b @ b / 2 - volume
+    root = jnp.sqrt(curvature) if len(b) == 1 else jnp.linalg.cholesky(curvature)
     points, logs = grid(len(b), nodes)
 
     def at_node(t):
-        at = b + jax.scipy.linalg.solve_triangular(root.T, t, lower=False)
+        at = b + (
+            t / root[0]
+            if len(b) == 1
+            else jax.scipy.linalg.solve_triangular(root.T, t, lower=False)
+        )
         return given(at) - at @ at / 2 + t @ t / 2
 
     values = jax.vmap(at_node)(jnp.asarray(points, theta.dtype)) + jnp.asarray(logs, theta.dtype)
@@ -117,8 +124,8 @@ def log_marginal(
 def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) -> Effects:
     """The mode of log_likelihood(b) - |b|^2 / 2, by Newton's method.
 
-    A step that does not go up is tried again at a quarter of its length. Where the likelihood is
-    log-concave the curvature is at least one, and elsewhere it is taken to be.
+    A step that does not go up is tried again at a quarter of its length. Where the density is not
+    log-concave, the size of its curvature is taken.
 
     Args:
         log_likelihood: (b) -> log p(D | theta, b).
@@ -135,8 +142,15 @@ def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) 
         return log_likelihood(b) - b @ b / 2
 
     def newton(b):
-        curvature, axes = jnp.linalg.eigh(-jax.hessian(joint)(b))
-        return axes @ ((axes.T @ jax.grad(joint)(b)) / jnp.maximum(jnp.abs(curvature), 1.0))
+        """The step, and its length in units of the curvature."""
+        if len(b) == 1:
+            curvature, axes = -jax.hessian(joint)(b)[0], jnp.ones((1, 1), b.dtype)
+        else:
+            curvature, axes = jnp.linalg.eigh(-jax.hessian(joint)(b))
+        size = jnp.abs(curvature)
+        size = jnp.maximum(size, 1e-6 * size.max() + 1e-30)
+        along = axes.T @ jax.grad(joint)(b)
+        return axes @ (along / size), jnp.sqrt(jnp.sum(along**2 / size))
 
     def going(carry):
         _, _, size, length, count = carry
@@ -144,10 +158,9 @@ def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) 
 
     def step(carry):
         b, best, _, length, count = carry
-        move = newton(b)
+        move, size = newton(b)
         trial = b + length * move
         value = joint(trial)
-        size = jnp.linalg.norm(move)
         up = (value >= best) | (size < 1e-3)  # so close, rounding decides, and Newton is safe
         b, best = jnp.where(up, trial, b), jnp.where(up, value, best)
         return b, best, size, jnp.where(up, jnp.minimum(4 * length, 1.0), length / 4), count + 1

@@ -6,6 +6,7 @@ closed form from cross products of its rows.
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -63,7 +64,7 @@ def log_likelihood(
     root: Float[Array, "q q"],
     log_scale: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """log N(y; X beta, sigma^2 I + Z L L' Z').
+    """The log density of N(y; X beta, sigma^2 I + Z L L' Z').
 
     Args:
         of: The client's cross products.
@@ -98,6 +99,24 @@ def information(
         return of.xx * precision
     half = of.xz @ root
     return of.xx * precision - half @ inverse(_within(of, root, precision)) @ half.T * precision**2
+
+
+def effects_given_rows(
+    of: CrossProducts,
+    change: Float[Array, " p"],
+    root: Float[Array, "q q"],
+    log_scale: Float[Array, ""],
+    noise: Float[Array, " q"],
+) -> Float[Array, " q"]:
+    """A draw of the standardised effects b given the rows, from standard normal noise.
+
+    b ~ N(A h, A) with A = (I + L'Z'Z L / sigma^2)^-1 and h = L'Z'(y - X beta) / sigma^2.
+    """
+    precision = jnp.exp(-2 * log_scale)
+    factor = jnp.linalg.cholesky(_within(of, root, precision))
+    half = root.T @ (of.zr - of.xz.T @ change) * precision
+    white = jax.scipy.linalg.solve_triangular(factor, half, lower=True) + noise
+    return jax.scipy.linalg.solve_triangular(factor.T, white, lower=False)
 
 
 def _within(of: CrossProducts, root: Float[Array, "q q"], precision: Float[Array, ""]):

@@ -2,11 +2,14 @@
 points at once.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 HIGHEST_K = 0.7  # above, Pareto smoothed importance sampling is not reliable
 _FREEDOM = 6.0  # degrees of freedom of the proposal: tails heavier than those of most posteriors
@@ -65,14 +68,16 @@ def importance_sample(
     """Points of a distribution, weighted by its density over that of Student t proposals.
 
     The first proposal has the mean and covariance given. While Pareto smoothing finds the weights
-    unreliable, or the points are worth less than a tenth of one proposal's, the proposal is moved to the weighted mean and covariance of all points, and as many
-    points again are asked for; each point is weighted by the mixture of all proposals.
+    unreliable, or the points are worth fewer than `draws` independent ones, the proposal is moved
+    to the weighted mean and covariance of all points, and points are asked for again; each point is
+    weighted by the mixture of all proposals.
 
     Args:
         log_density: (points) -> log density at each, up to a constant.
         mean: Mean of the first proposal, e.g. the mode.
         covariance: Its covariance, e.g. the inverse of the negative Hessian at the mode.
-        draws: Points to ask for at a time.
+        draws: Independent draws that the points are to be worth. At first half as many again are
+            asked for.
         seed: Seed of the proposals.
         most: How many times to ask at most.
 
@@ -81,7 +86,7 @@ def importance_sample(
 
     Example:
         >>> normal = lambda points: -np.sum((points - 3) ** 2, axis=1) / 2
-        >>> found = importance_sample(normal, np.zeros(1), np.eye(1), draws=2000, seed=0)
+        >>> found = importance_sample(normal, np.zeros(1), np.eye(1), draws=1000, seed=0)
         >>> bool(abs(found.weights @ found.points[:, 0] - 3) < 0.1)
         True
 
@@ -92,21 +97,75 @@ def importance_sample(
 
     random = np.random.default_rng(seed)
     proposals = [Student(mean, _root(covariance))]
+    counts: list[int] = []
     points, values = np.zeros((0, len(mean))), np.zeros(0)
+    count = draws + draws // 2
     for asked in range(1, most + 1):
-        new = proposals[-1].draw(random, draws)
+        new = proposals[-1].draw(random, count)
+        counts.append(count)
         points, values = np.concatenate([points, new]), np.append(values, log_density(new))
+        shares = np.log(np.array(counts) / len(points))
         each = np.stack([one.log_density(points) for one in proposals])
-        raw = values - np.logaddexp.reduce(each)
+        raw = values - np.logaddexp.reduce(each + shares[:, None])
         raw = np.where(np.isfinite(raw), raw, -1e300)
-        smoothed, k_hat = array_stats.psislw(raw.max() - raw)  # it takes negative log weights
-        log_weights = np.asarray(smoothed, float)
+        kept, k_hat = array_stats.psislw(raw.max() - raw)  # it takes negative log weights
+        log_weights = np.asarray(kept, float)
         weights = np.exp(log_weights - log_weights.max())
         found = Weighted(points, weights / weights.sum(), float(k_hat), asked)
-        if found.k_hat <= HIGHEST_K and found.effective >= draws / 10:
+        if found.k_hat <= HIGHEST_K and found.effective >= draws:
             break
         proposals.append(_moved(points, raw))
     return found
+
+
+def smoothed(
+    log_weights: Float[Array, " points"],
+) -> tuple[Float[Array, " points"], Float[Array, ""]]:
+    """Log importance weights whose largest are replaced by quantiles of a Pareto distribution.
+
+    Args:
+        log_weights: The raw log weights, up to a constant.
+
+    Returns:
+        Log weights whose weights add up to one, and k-hat, the shape of the distribution.
+
+    Example:
+        >>> _, k_hat = smoothed(jnp.log(jnp.arange(1.0, 101.0)))
+        >>> bool(k_hat < 0.5)
+        True
+
+    Reference: Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling;
+    Zhang and Stephens (2009), A new and efficient estimation method for the generalized Pareto
+    distribution.
+    """
+    count = len(log_weights)
+    tail = min(math.ceil(count / 5), math.ceil(3 * math.sqrt(count)))
+    values = log_weights - jnp.max(log_weights)
+    order = jnp.argsort(values)
+    cut = jnp.exp(values[order[-tail - 1]])
+    largest = order[-tail:]
+    excess = jnp.maximum(jnp.exp(values[largest]) - cut, 1e-300)
+    k_hat, scale = _pareto(excess)
+    quantile = (jnp.arange(tail) + 0.5) / tail
+    fitted = scale * jnp.expm1(-k_hat * jnp.log1p(-quantile)) / k_hat
+    new = values.at[largest].set(jnp.minimum(jnp.log(fitted + cut), 0.0))
+    # Equal weights have no tail.
+    flat = jnp.exp(values[order[-1]]) - cut < 1e-12
+    new, k_hat = jnp.where(flat, values, new), jnp.where(flat, -jnp.inf, k_hat)
+    return new - jax.nn.logsumexp(new), k_hat
+
+
+def _pareto(excess: Float[Array, " tail"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Shape and scale of a generalised Pareto distribution, from sorted values."""
+    count = len(excess)
+    grid = 30 + int(math.sqrt(count))
+    steps = 1 - jnp.sqrt(grid / (jnp.arange(1, grid + 1) - 0.5))
+    rate = steps / (3 * excess[int(count / 4 + 0.5) - 1]) + 1 / excess[-1]
+    shape = jnp.mean(jnp.log1p(-rate[:, None] * excess), axis=1)
+    profile = count * (jnp.log(-rate / shape) - shape - 1)
+    rate = jax.nn.softmax(profile) @ rate
+    shape = jnp.mean(jnp.log1p(-rate * excess))
+    return (count * shape + 10 * 0.5) / (count + 10), -shape / rate
 
 
 def systematic(

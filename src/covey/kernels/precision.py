@@ -12,9 +12,9 @@ def in_double(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     results get the run's own precision again.
 
     It can be called inside `jit`, `vmap` and loops. Branches and loops belong inside of it: a
-    branch of a `cond` that is called in double precision is transformed outside of it. What is summed over clients afterwards is as
-    precise as float32 numbers are, which is enough for sums of terms that do not cancel: send
-    differences rather than the two values they are of.
+    branch of a `cond` that is called in double precision is transformed outside of it. What is
+    summed over clients afterwards is as precise as float32 numbers are, which is enough for sums of
+    terms that do not cancel: send differences rather than the two values they are of.
 
     Args:
         function: A function of trees of arrays, e.g. a client's log-likelihood with derivatives.

@@ -1,7 +1,6 @@
 """A client's term of the marginal likelihood: values, derivatives, and draws of its effects.
 
-Everything here is computed in double precision and returned in the run's own; see
-`kernels.precision`.
+Called in double precision; see `kernels.precision`.
 """
 
 from collections.abc import Callable
@@ -12,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.marginal_parameters import Coordinates, Theta, named
-from covey.core.algorithm import Empty
+from covey.algorithms.marginal_parameters import Settings, Theta, named
 from covey.core.shard import Batch, Rows, Shard, all_rows
 from covey.kernels import linear_gaussian
 from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
+from covey.kernels.pareto_smoothing import HIGHEST_K, smoothed
+from covey.kernels.precision import in_double
 from covey.models.mixed import MixedModel
 from covey.models.predictive import Normal
 
@@ -33,13 +33,13 @@ class Term(NamedTuple):
         value: (theta, centre) -> the log marginal likelihood.
         information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
             the likelihood is not linear and Gaussian.
-        given: (theta) -> ((b) -> log p(D | theta, b)), b the standardised effects.
+        draw: (key, theta) -> a draw of the effects z given the rows.
     """
 
     centre: Callable[[Float[Array, " k"]], Float[Array, " q"]]
     value: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, ""]]
     information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
-    given: Callable[[Float[Array, " k"]], Callable[[Float[Array, " q"]], Float[Array, ""]]]
+    draw: Callable[[Key[Array, ""], Float[Array, " k"]], Float[Array, " q"]]
 
 
 class Information(NamedTuple):
@@ -52,9 +52,12 @@ class Information(NamedTuple):
     second: Float[Array, "p p m m"]
 
 
-def client_rows(data: Shard) -> Batch:
-    """The client's rows. Those beyond its own are zeros, whatever else lies there."""
+def client_rows(data: Shard, min_rows: int = 0) -> Batch:
+    """The client's rows; none of them where they are fewer than `min_rows`. Those beyond its own
+    are zeros, whatever else lies there.
+    """
     batch = all_rows(data)
+    batch = batch._replace(mask=batch.mask & (data.count >= min_rows))
 
     def cleared(leaf):
         mask = batch.mask.reshape(-1, *(1,) * (leaf.ndim - 1))
@@ -63,20 +66,11 @@ def client_rows(data: Shard) -> Batch:
     return Batch(jax.tree.map(cleared, batch.rows), batch.mask)
 
 
-def client_term(
-    model: MixedModel,
-    coordinates: Coordinates,
-    nodes: int | None,
-    theta: Theta,
-    unit: Float[Array, " q"],
-    batch: Batch,
-) -> Term:
+def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batch: Batch) -> Term:
     """A client's term.
 
     Args:
-        model: The model.
-        coordinates: How the covariance of the effects is written.
-        nodes: Quadrature nodes per effect; None chooses by the number of effects.
+        settings: Those of the method.
         theta: Any value of the parameters; for a linear Gaussian model, the reference.
         unit: Of each effect.
         batch: The client's rows.
@@ -85,27 +79,49 @@ def client_term(
         The term. A likelihood that is linear in coefficients and effects and Gaussian is integrated
         in closed form from cross products of the rows, any other by quadrature.
     """
-    effects = len(unit)
+    model, coordinates, effects = settings.model, settings.coordinates, len(unit)
     flat, unravel = ravel_pytree(theta)
-    chosen = NODES.get(effects, 1) if nodes is None else nodes
+    nodes = NODES.get(effects, 1) if settings.nodes is None else settings.nodes
 
     def log_likelihood(at, b):
-        here = unravel(at)
-        z = coordinates.root(here.root, unit) @ b if effects else b
+        here, z = unravel(at), effects_of(at, b)
         terms = model.log_likelihood(here.phi, z, batch.rows)
-        return jnp.sum(jnp.where(batch.mask, terms, 0.0))
+        value = jnp.sum(jnp.where(batch.mask, terms, 0.0))
+        if model.law is None:
+            return value
+        # Of z by its own law, relative to a standard normal distribution.
+        log_density = model.law.log_density(here.phi, z)
+        return value + log_density + (z @ z + effects * jnp.log(2 * jnp.pi)) / 2
+
+    def effects_of(at, b):
+        if model.law is not None or not effects:
+            return b
+        return coordinates.root(unravel(at).root, unit) @ b
 
     def given(at):
         return lambda b: log_likelihood(at, b)
 
+    def start(at):
+        zeros = jnp.zeros(effects, at.dtype)
+        return zeros if model.law is None else zeros + model.law.start(unravel(at).phi)
+
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
-        value, information = _closed_form(model, coordinates, flat, unravel, unit, batch)
-        return Term(lambda at: jnp.zeros(0, at.dtype), value, information, given)
+        value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)
+
+        def exact_draw(key, at):
+            # Random numbers of 32 bits: those of 64 need double precision outside of here too.
+            noise = jax.random.normal(key, (effects,), jnp.float32).astype(at.dtype)
+            return effects_of(at, white(at, noise))
+
+        return Term(lambda at: jnp.zeros(0, at.dtype), value, information, exact_draw)
 
     def centre(at):
-        return mode(given(at), jnp.zeros(effects, at.dtype))
+        return mode(given(at), start(at))
 
-    return Term(centre, partial(log_marginal, log_likelihood, nodes=chosen), None, given)
+    def draw(key, at):
+        return effects_of(at, draw_effects(key, given(at), start(at)))
+
+    return Term(centre, partial(log_marginal, log_likelihood, nodes=nodes), None, draw)
 
 
 def jet_and_gain(
@@ -119,7 +135,9 @@ def jet_and_gain(
 
 
 def _closed_form(model, coordinates, flat, unravel, unit, batch):
-    """The value of a linear Gaussian likelihood, and X'V^-1 X, from cross products."""
+    """The value of a linear Gaussian likelihood, X'V^-1 X, and draws of the effects, from cross
+    products.
+    """
     rows, start = batch.rows, unravel(flat)
     shared, build = ravel_pytree(start.phi)
     none = jnp.zeros(len(unit), flat.dtype)
@@ -146,7 +164,11 @@ def _closed_form(model, coordinates, flat, unravel, unit, batch):
         _, root, scale = parts(at)
         return linear_gaussian.information(of, root, scale)
 
-    return value, information
+    def white(at, noise):
+        phi, root, scale = parts(at)
+        return linear_gaussian.effects_given_rows(of, phi - shared, root, scale, noise)
+
+    return value, information, white
 
 
 def information_jet(
@@ -181,28 +203,25 @@ def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(~other), np.flatnonzero(other)
 
 
-def gains(
-    model: MixedModel,
-    coordinates: Coordinates,
-    nodes: int | None,
+def values(
+    settings: Settings,
     theta: Theta,
     unit: Float[Array, " q"],
     points: Float[Array, "points k"],
     batch: Batch,
-) -> Float[Array, " points"]:
-    """The client's log marginal likelihood at some points minus that at theta."""
-    term = client_term(model, coordinates, nodes, theta, unit, batch)
+) -> tuple[Float[Array, " points"], Float[Array, ""]]:
+    """The client's log marginal likelihood at some points, and that at theta."""
+    term = client_term(settings, theta, unit, batch)
 
     def value(at):
         return term.value(at, term.centre(at))
 
-    here = value(ravel_pytree(theta)[0])
-    return jax.lax.map(lambda at: value(at) - here, points, batch_size=_together(len(points)))
+    found = jax.lax.map(value, points, batch_size=_together(len(points)))
+    return found, value(ravel_pytree(theta)[0])
 
 
 def draws_of_effects(
-    model: MixedModel,
-    coordinates: Coordinates,
+    settings: Settings,
     theta: Theta,
     unit: Float[Array, " q"],
     keys: Key[Array, " draws"],
@@ -210,19 +229,74 @@ def draws_of_effects(
     batch: Batch,
 ) -> Float[Array, "draws q"]:
     """Draws of a client's effects z given its rows, one for each point of theta."""
-    effects, (_, unravel) = len(unit), ravel_pytree(theta)
-    term = client_term(model, coordinates, 1, theta, unit, batch)
+    term = client_term(settings, theta, unit, batch)
 
     def one(pair):
-        key, at = pair
-        b = draw_effects(key, term.given(at), jnp.zeros(effects, at.dtype))
-        return coordinates.root(unravel(at).root, unit) @ b
+        return term.draw(*pair)
 
     return jax.lax.map(one, (keys, points), batch_size=_together(len(points)))
 
 
+class Points(NamedTuple):
+    """What a client is asked for: its likelihood at some points.
+
+    Attributes:
+        theta: The maximum, that values are compared with.
+        unit: Units of the effects.
+        points: Values of the flattened theta.
+    """
+
+    theta: Theta
+    unit: Float[Array, " q"]
+    points: Float[Array, "points k"]
+
+
+class LeftOut(NamedTuple):
+    """A client's terms of the sums for leaving it out.
+
+    Attributes:
+        value: The log predictive density of its rows, given those of all others.
+        square: Its square.
+        unreliable: 1 where the weights are not reliable.
+        clients: 1, for a client with rows.
+    """
+
+    value: Float[Array, ""]
+    square: Float[Array, ""]
+    unreliable: Float[Array, ""]
+    clients: Float[Array, ""]
+
+
+def answer_gains(
+    settings: Settings, key: Key[Array, ""], sent: Points, data: Shard
+) -> Float[Array, " points"]:
+    """The client's log marginal likelihood at the points minus that at the maximum."""
+
+    def gains(sent, batch):
+        found, here = values(settings, *sent, batch)
+        return found - here
+
+    return in_double(gains)(sent, client_rows(data, settings.min_rows))
+
+
+def answer_left_out(settings: Settings, key: Key[Array, ""], sent: Points, data: Shard) -> LeftOut:
+    """How well the client's rows are predicted where it is left out of the posterior, of which the
+    points are draws: each is weighted by one over the client's likelihood, Pareto smoothed.
+    """
+
+    def left_out(sent, batch):
+        found, _ = values(settings, *sent, batch)
+        log_weights, k_hat = smoothed(-found)
+        value = jax.nn.logsumexp(log_weights + found)
+        there = jnp.any(batch.mask).astype(value.dtype)
+        bad = (k_hat > HIGHEST_K).astype(value.dtype)
+        return LeftOut(value * there, value**2 * there, bad * there, there)
+
+    return in_double(left_out)(sent, client_rows(data, settings.min_rows))
+
+
 def _together(count: int) -> int:
-    """How many of so many points are computed side by side: no rest, which would be compiled anew."""
+    """How many of so many points are computed side by side; a rest would be compiled anew."""
     return max(size for size in range(1, 33) if count % size == 0)
 
 
@@ -232,6 +306,8 @@ def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows)
 
     Found out by trying: the mean of the sum of two random parameters must be the sum of means.
     """
+    if model.law is not None:
+        return False
     flat, unravel = ravel_pytree(phi)
     random = np.random.default_rng(0)
 
