@@ -102,8 +102,7 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
         return lambda b: log_likelihood(at, b)
 
     def start(at):
-        zeros = jnp.zeros(effects, at.dtype)
-        return zeros if model.law is None else zeros + model.law.start(unravel(at).phi)
+        return jnp.zeros(effects, at.dtype)
 
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
         value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)

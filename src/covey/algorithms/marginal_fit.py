@@ -29,7 +29,7 @@ from covey.models.predictive import Normal
 
 _LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
 _RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
-_SENT = 1000  # draws of the posterior that clients predict with
+_SENT = 2000  # draws of the posterior that clients predict with
 
 
 def fit_law(settings: Settings, published: Published, spec: Spec, ask: Ask) -> Law:

@@ -160,8 +160,6 @@ def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Arra
     """A client's terms of the start."""
     model, coordinates, effects = settings.model, settings.coordinates, len(down.unit)
     none = jnp.zeros(effects)
-    if model.law is not None:
-        none = none + model.law.start(down.trial.phi)
     of = moments(model, down.trial.phi, none, batch.rows, batch.mask)
     of = of._replace(effects=of.effects[: len(coordinates.diagonal(effects))])
     shared, size = len(of.score), len(down.frame)
