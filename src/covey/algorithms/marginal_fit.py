@@ -212,12 +212,12 @@ def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
             "run.advance(10), and look at run.metrics",
             stacklevel=3,
         )
-    for name in _runaways(settings, state, spec):
+    if runaways := _runaways(settings, state, spec):
         warnings.warn(
-            f"marginal: {name} runs away, and its standard error with it: the data are separated, "
-            "some columns predict the outcome without error, and there is no finite estimate. "
-            "Give prior= a standard deviation of the weights, e.g. prior=2.5 for columns of "
-            "standard deviation 1",
+            f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
+            "data are separated, some columns predict the outcome without error, and there is no "
+            "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
+            "columns of standard deviation 1",
             stacklevel=3,
         )
     if law.unknown:

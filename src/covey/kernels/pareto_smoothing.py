@@ -42,11 +42,16 @@ class Student(NamedTuple):
     mean: Float[np.ndarray, " k"]
     root: Float[np.ndarray, "k k"]
 
-    def draw(self, random: np.random.Generator, count: int) -> Float[np.ndarray, "count k"]:
-        """Independent draws."""
-        normal = random.standard_normal((count, len(self.mean)))
-        stretch = np.sqrt(random.chisquare(_FREEDOM, count) / _FREEDOM)
-        return self.mean + (normal / stretch[:, None]) @ self.root.T
+    def draw(self, seed: int, count: int) -> Float[np.ndarray, "count k"]:
+        """Draws that fill the distribution evenly (a scrambled Sobol sequence): means over them
+        vary much less than those over independent ones.
+        """
+        from scipy.stats import chi2, norm, qmc
+
+        sequence = qmc.Sobol(len(self.mean) + 1, rng=np.random.default_rng(seed))
+        even = sequence.random_base2(math.ceil(math.log2(count)))[:count].clip(1e-10, 1 - 1e-10)
+        stretch = np.sqrt(chi2.ppf(even[:, 0], _FREEDOM) / _FREEDOM)
+        return self.mean + (norm.ppf(even[:, 1:]) / stretch[:, None]) @ self.root.T
 
     def log_density(self, points: Float[np.ndarray, "count k"]) -> Float[np.ndarray, " count"]:
         """Up to a constant that is the same for all means and scales."""
@@ -95,13 +100,12 @@ def importance_sample(
     """
     from arviz_stats.base import array_stats  # takes a second to import
 
-    random = np.random.default_rng(seed)
     proposals = [Student(mean, _root(covariance))]
     counts: list[int] = []
     points, values = np.zeros((0, len(mean))), np.zeros(0)
     count = draws + draws // 2
     for asked in range(1, most + 1):
-        new = proposals[-1].draw(random, count)
+        new = proposals[-1].draw(seed + asked, count)
         counts.append(count)
         points, values = np.concatenate([points, new]), np.append(values, log_density(new))
         shares = np.log(np.array(counts) / len(points))
@@ -139,7 +143,7 @@ def smoothed(
     distribution.
     """
     count = len(log_weights)
-    tail = min(math.ceil(count / 5), math.ceil(3 * math.sqrt(count)))
+    tail = math.floor(3 * math.sqrt(count)) if count > 225 else count // 5
     values = log_weights - jnp.max(log_weights)
     order = jnp.argsort(values)
     cut = jnp.exp(values[order[-tail - 1]])
