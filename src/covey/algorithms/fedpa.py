@@ -164,7 +164,9 @@ def fedpa(
     """
     _check_counts(samples, burn_in_rounds, burn_in_steps, steps_per_sample, rank)
     _check_names(rho, samples, minibatches, batch_size, solver)
-    _check_kernel(kernel, step_size, client_optimizer, burn_in_rounds, minibatches)
+    moves = _transitions(kernel, step_size, burn_in_steps, steps_per_sample)
+    if moves is not None:
+        _check_with_kernel(client_optimizer, burn_in_rounds, minibatches)
     check_weighting(weighting)
     gradient = mean_gradient(model.log_likelihood)
     for_client = optax.sgd(0.1) if client_optimizer is None else client_optimizer
@@ -186,9 +188,8 @@ def fedpa(
         return Up(delta, jnp.ones((), ravel_pytree(delta)[0].dtype)), info
 
     def sampler(key, data, start):
-        if kernel is None:
+        if moves is None:
             return averaged_iterates(key, data, gradient, for_client, plan, start)
-        moves = Transitions(kernel, step_size or 0.0, burn_in_steps, steps_per_sample or 1)
         return kernel_states(key, data, model.log_likelihood, moves, samples, start)
 
     def sampled_round(key, down, data):
@@ -296,27 +297,36 @@ def _check_names(
         raise ValueError(f"fedpa: solver must be 'recursive' or 'dense', got {solver!r}")
 
 
-def _check_kernel(
+def _transitions(
     kernel: Kernel | None,
     step_size: int | float | None,
-    client_optimizer: optax.GradientTransformation | None,
-    burn_in_rounds: int,
-    minibatches: str,
-) -> None:
+    burn_in_steps: int,
+    steps_per_sample: int | None,
+) -> Transitions | None:
+    """How the kernel makes samples; None without one."""
     if kernel is None:
         if step_size is not None:
             raise ValueError(
                 "fedpa: step_size is that of a kernel; averaged iterates have that of "
                 "client_optimizer"
             )
-    elif step_size is None or step_size <= 0:
+        return None
+    if step_size is None or step_size <= 0:
         raise ValueError(f"fedpa: a kernel needs a step_size above 0, got {step_size}")
-    elif client_optimizer is not None and not burn_in_rounds:
+    return Transitions(
+        kernel, step_size, burn_in_steps, 1 if steps_per_sample is None else steps_per_sample
+    )
+
+
+def _check_with_kernel(
+    client_optimizer: optax.GradientTransformation | None, burn_in_rounds: int, minibatches: str
+) -> None:
+    if client_optimizer is not None and not burn_in_rounds:
         raise ValueError(
             "fedpa: with a kernel client_optimizer is for burn-in rounds; give burn_in_rounds, or "
             "leave it out"
         )
-    elif minibatches != "shuffled":
+    if minibatches != "shuffled":
         raise ValueError(
             "fedpa: minibatches is for averaged iterates; a kernel such as sgld(batch_size=32) "
             "draws its own"

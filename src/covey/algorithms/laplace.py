@@ -238,9 +238,8 @@ def _warn(distance: float, spread: float, rank: int, size: int) -> None:
     if not distance < FARTHEST:
         warnings.warn(
             "the posterior of the shared parameters is rough: the mode is "
-            f"{distance:.2g} standard deviations from its centre"
-            + (f", and rank={rank} allows no Newton step" if size > rank else "")
-            + "; run more rounds",
+            f"{distance:.2g} standard deviations from its centre; run more rounds"
+            + (f", or give rank={size}: rank={rank} allows no Newton step" if size > rank else ""),
             stacklevel=4,
         )
     if spread > LARGEST_SPREAD:

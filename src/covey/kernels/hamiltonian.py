@@ -32,11 +32,8 @@ def sghmc(*, batch_size: int, steps: int = 10, friction: float = 1.0) -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(sghmc(batch_size=3), likelihood, y, start, step_size=0.2, draws=4000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(sghmc(batch_size=3), *EXAMPLE, step_size=0.2, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -85,11 +82,8 @@ def hmc(*, steps: int = 10) -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(hmc(steps=5), likelihood, y, start, step_size=0.3, draws=2000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(hmc(steps=5), *EXAMPLE, step_size=0.3, draws=2000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -120,11 +114,8 @@ def nuts(*, doublings: int = 8) -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(nuts(doublings=4), likelihood, y, start, step_size=0.5, draws=2000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(nuts(doublings=4), *EXAMPLE, step_size=0.5, draws=2000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 

@@ -5,12 +5,16 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from covey.core.algorithm import Empty
 from covey.core.shard import Batch, Shard, all_rows, whole
 
 StepSize: TypeAlias = float | Float[Array, ""]
+
+EXAMPLE = (lambda z, y: -0.5 * (y - z[0]) ** 2, np.array([1.0, 2.0, 6.0]), np.zeros(1))
+"""A log-likelihood, rows and a start to try kernels on: the posterior is N(3, 1 / 3)."""
 
 
 class Target(NamedTuple):
@@ -153,8 +157,9 @@ def sample(
 
     Example:
         >>> from covey.kernels import ula
-        >>> sample(ula(), lambda z, y: -0.5 * (y - z) ** 2, jnp.ones(3), 0.0, step_size=0.1).shape
-        (1000,)
+        >>> draws = sample(ula(), *EXAMPLE, step_size=0.1)
+        >>> draws.shape
+        (1000, 1)
     """
     posterior = Target(lambda z: jnp.zeros(()), log_likelihood, whole(rows))
     begin = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), start)

@@ -21,11 +21,8 @@ def ula() -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(ula(), likelihood, y, start, step_size=0.1, draws=4000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(ula(), *EXAMPLE, step_size=0.1, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
     """
@@ -52,11 +49,8 @@ def sgld(*, batch_size: int) -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(sgld(batch_size=2), likelihood, y, start, step_size=0.01, draws=20000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(sgld(batch_size=2), *EXAMPLE, step_size=0.01, draws=20000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
@@ -83,11 +77,8 @@ def mala() -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(mala(), likelihood, y, start, step_size=0.3, draws=4000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(mala(), *EXAMPLE, step_size=0.3, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 

@@ -52,11 +52,8 @@ def ornstein_uhlenbeck(*, floor: float = 1e-6) -> Kernel:
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(ornstein_uhlenbeck(), likelihood, y, start, step_size=1.0, draws=4000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(ornstein_uhlenbeck(), *EXAMPLE, step_size=1.0, draws=4000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
     """
@@ -93,11 +90,8 @@ def psgld(*, batch_size: int, decay: float = 0.99, damping: float = 1e-3) -> Ker
         The kernel.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from covey.kernels.kernel import sample
-        >>> y = jnp.array([1.0, 2.0, 6.0])
-        >>> likelihood, start = lambda z, y: -0.5 * (y - z[0]) ** 2, jnp.zeros(1)
-        >>> draws = sample(psgld(batch_size=3), likelihood, y, start, step_size=0.1, draws=10000)
+        >>> from covey.kernels.kernel import EXAMPLE, sample
+        >>> draws = sample(psgld(batch_size=3), *EXAMPLE, step_size=0.1, draws=10000)
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
 
