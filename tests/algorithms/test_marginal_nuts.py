@@ -7,11 +7,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import MCMC, NUTS
-from pooled_fits import Pooled
 
 import covey
 from covey import models
 from covey.models.numpyro import client_plate, from_numpyro
+from pooled_fits import Pooled
 
 pytestmark = pytest.mark.slow
 

@@ -167,7 +167,7 @@ def test_the_density_of_deviations_and_correlations_has_its_jacobian(effects):
 
 
 def test_smoothed_weights_are_those_of_arviz():
-    from arviz_stats.base import array_stats
+    from arviz_stats.base.array import array_stats
 
     random = np.random.default_rng(0)
     for tail in (0.3, 0.9):

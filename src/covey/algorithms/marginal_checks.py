@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
@@ -87,7 +88,7 @@ def check_fit(settings: Settings, phi: PyTree, effects: Array, spec: Spec) -> No
             f"marginal: {nodes} nodes for each of {count} effects make a grid of {nodes**count} "
             f"points, and at most {MOST_POINTS} are allowed; take fewer, or nodes=1 (Laplace)"
         )
-    known = not isinstance(effects, jax.core.Tracer)
+    known = not isinstance(effects, Tracer)
     if model.law is None and known and np.any(np.asarray(effects)):
         raise ValueError(
             f"marginal: the effects of {model.name} do not start at 0, and marginal takes their "

@@ -5,7 +5,7 @@ Called in double precision; see `kernels.precision`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -203,20 +203,16 @@ def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:
 
 
 def values(
-    settings: Settings,
-    theta: Theta,
-    unit: Float[Array, " q"],
-    points: Float[Array, "points k"],
-    batch: Batch,
+    settings: Settings, sent: "Points", batch: Batch
 ) -> tuple[Float[Array, " points"], Float[Array, ""]]:
     """The client's log marginal likelihood at some points, and that at theta."""
-    term = client_term(settings, theta, unit, batch)
+    term = client_term(settings, sent.theta, sent.unit, batch)
 
     def value(at):
         return term.value(at, term.centre(at))
 
-    found = jax.lax.map(value, points, batch_size=_together(len(points)))
-    return found, value(ravel_pytree(theta)[0])
+    found = jax.lax.map(value, sent.points, batch_size=_together(len(sent.points)))
+    return found, value(ravel_pytree(sent.theta)[0])
 
 
 def draws_of_effects(
@@ -272,7 +268,7 @@ def answer_gains(
     """The client's log marginal likelihood at the points minus that at the maximum."""
 
     def gains(sent, batch):
-        found, here = values(settings, *sent, batch)
+        found, here = values(settings, sent, batch)
         return found - here
 
     return in_double(gains)(sent, client_rows(data, settings.min_rows))
@@ -284,7 +280,7 @@ def answer_left_out(settings: Settings, key: Key[Array, ""], sent: Points, data:
     """
 
     def left_out(sent, batch):
-        found, _ = values(settings, *sent, batch)
+        found, _ = values(settings, sent, batch)
         log_weights, k_hat = smoothed(-found)
         value = jax.nn.logsumexp(log_weights + found)
         there = jnp.any(batch.mask).astype(value.dtype)
@@ -327,7 +323,7 @@ def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows)
             lambda leaf: jnp.asarray(random.normal(size=leaf.shape)).astype(leaf.dtype), one.x
         )
 
-        def at(v, z):
+        def at(v, z) -> Any:
             dtype = flat.dtype
             return model.predictive(unravel(jnp.asarray(v, dtype)), jnp.asarray(z, dtype), x)
 

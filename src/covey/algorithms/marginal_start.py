@@ -11,7 +11,7 @@ model begins at its own start.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,7 @@ def moments(
     regression = is_regression(phi)
     predictor = None if shape is None or not regression else _predictor(shape)
     keep = mask.astype(flat.dtype)
-    if predictor is None:
+    if predictor is None or shape is None:
 
         def total(v, z):
             return jnp.sum(jnp.where(mask, model.log_likelihood(unravel(v), z, rows), 0.0))
@@ -152,7 +152,7 @@ def start(
     return Start(at, frame, variance, spread, mean_square, 1 / jnp.sqrt(known), variance * weight)
 
 
-def _predictor(shape: Predictive) -> Callable[[Predictive], Array] | None:
+def _predictor(shape: Predictive) -> Callable[[Any], Array] | None:
     """The linear predictor of a predictive distribution of this kind; None where it has none."""
     if isinstance(shape, Normal) and shape.mean.ndim == 1:
         return lambda one: one.mean

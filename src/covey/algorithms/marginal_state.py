@@ -88,7 +88,7 @@ def at_zero(state: State, coordinates: Coordinates) -> Bool[Array, " k"]:
     if coordinates.positive:
         return jnp.zeros(flat.shape, bool)
     entries = jnp.arange(len(flat)) >= len(flat) - coordinates.size(len(state.unit))
-    diagonal = limited(state.phi, coordinates, len(state.unit)) & entries
+    diagonal = jnp.asarray(limited(state.phi, coordinates, len(state.unit))) & entries
     return diagonal & (jnp.abs(jnp.sinh(flat)) < _ZERO)
 
 

@@ -98,13 +98,15 @@ def importance_sample(
     Reference: Cornuet, Marin, Mira and Robert (2012), Adaptive multiple importance sampling;
     Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed importance sampling.
     """
-    from arviz_stats.base import array_stats  # takes a second to import
+    from arviz_stats.base.array import array_stats  # takes a second to import
 
     proposals = [Student(mean, _root(covariance))]
     counts: list[int] = []
     points, values = np.zeros((0, len(mean))), np.zeros(0)
     count = draws + draws // 2
-    for asked in range(1, most + 1):
+    asked = 0
+    while True:
+        asked += 1
         new = proposals[-1].draw(seed + asked, count)
         counts.append(count)
         points, values = np.concatenate([points, new]), np.append(values, log_density(new))
@@ -116,10 +118,9 @@ def importance_sample(
         log_weights = np.asarray(kept, float)
         weights = np.exp(log_weights - log_weights.max())
         found = Weighted(points, weights / weights.sum(), float(k_hat), asked)
-        if found.k_hat <= HIGHEST_K and found.effective >= draws:
-            break
+        if asked >= most or (found.k_hat <= HIGHEST_K and found.effective >= draws):
+            return found
         proposals.append(_moved(points, raw))
-    return found
 
 
 def smoothed(
