@@ -23,6 +23,7 @@ from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
+from covey.algorithms.marginal import marginal
 from covey.algorithms.mb_sgd import mb_sgd
 from covey.algorithms.mixture import mixture
 from covey.algorithms.pfedme import pfedme
@@ -192,6 +193,7 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
         prior=2.0,
         keep=3,
     ),
+    "marginal": lambda: marginal(models.mixed_linear(slopes=(1,)), predictive_draws=5),
     "em": lambda: em(models.regression_mixture(components=2)),
     "mixture": lambda: mixture(models.linear(), components=2, client_optimizer=SGD, batch_size=8),
     "pfedme": lambda: pfedme(
@@ -295,6 +297,13 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
             ),
             memory_rate=0.0,
         )
+    ),
+    "marginal-reml": lambda: marginal(
+        models.mixed_linear(slopes=(1,)), estimate="reml", covariance="diagonal"
+    ),
+    "marginal-pooled": lambda: marginal(models.linear(), prior=1.0, predictive_draws=5),
+    "marginal-posterior": lambda: marginal(
+        models.mixed_linear(), estimate="posterior", predictive_draws=5
     ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
 }

@@ -11,6 +11,7 @@ Methods. Each is a factory that takes a model; `help(covey.fedavg)` has its opti
         fald         FA-LD: chains of federated Langevin steps sample the shared posterior
         fedpa        FedPA: averages corrected by posterior samples of each client
         fedpop       FedPop: mixed effects with their posterior for each client
+        marginal     ML, REML or the posterior of a mixed model, in about a dozen rounds
     EM
         em           classical EM by sums over clients, without memories
         fedem        FedEM: EM on sufficient statistics, with compression and partial cohorts
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from covey.algorithms.fedprox import fedprox
     from covey.algorithms.fedrep import fedrep
     from covey.algorithms.local import local
+    from covey.algorithms.marginal import marginal
     from covey.algorithms.mb_sgd import mb_sgd
     from covey.algorithms.mixture import mixture
     from covey.algorithms.pfedme import pfedme
@@ -119,6 +121,7 @@ __all__ = [
     "kernels",
     "load",
     "local",
+    "marginal",
     "mb_sgd",
     "mixture",
     "models",

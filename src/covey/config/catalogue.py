@@ -19,6 +19,7 @@ from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
 from covey.algorithms.local import local
+from covey.algorithms.marginal import marginal
 from covey.algorithms.mb_sgd import mb_sgd
 from covey.algorithms.mixture import mixture
 from covey.algorithms.pfedme import pfedme
@@ -50,6 +51,7 @@ METHODS: dict[str, Factory] = {
     "fedprox": fedprox,
     "fedrep": fedrep,
     "local": local,
+    "marginal": marginal,
     "mb_sgd": mb_sgd,
     "mixture": mixture,
     "clustered": clustered,

@@ -96,8 +96,12 @@ class Program(NamedTuple):
             shape = (*site["kwargs"].get("sample_shape", ()), *site["fn"].shape())
             return jnp.broadcast_to(jnp.asarray(strategy(site), float), shape)
 
-        seeded = seed(self.call, jax.random.key(0) if key is None else key)
-        traced = trace(substitute(seeded, substitute_fn=value))
+        # Where nothing is drawn there are no keys, which cannot be split in double precision within
+        # a program of single precision.
+        latent = (*self.shared, *self.effects)
+        fixed = bool(self.sites) and (strategy is prior_mean or set(given).issuperset(latent))
+        called = self.call if fixed else seed(self.call, jax.random.key(0) if key is None else key)
+        traced = trace(substitute(called, substitute_fn=value))
         try:
             return traced.get_trace(rows, clients)
         except Exception as error:
@@ -143,8 +147,10 @@ class Program(NamedTuple):
         return self.unconstrained({}, self.shared, key=key, strategy=self.strategy)
 
     def log_density(self, given: Values, sites: Iterable[str]) -> Float[Array, ""]:
-        """Log-density of the unconstrained values of these sites, given the others."""
-        found = self.run(self.rows(1), given)
+        """Log-density of the unconstrained values of these sites, given the others; it does not
+        depend on those that are not given.
+        """
+        found = self.run(self.rows(1), given, strategy=prior_mean)
         return sum((log_density(found[site], given[site]) for site in sites), jnp.zeros(()))
 
     def log_likelihood(self, given: Values, rows: Rows) -> Float[Array, " rows"]:

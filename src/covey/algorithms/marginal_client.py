@@ -1,0 +1,338 @@
+"""A client's term of the marginal likelihood: values, derivatives, and draws of its effects.
+
+Called in double precision; see `kernels.precision`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from covey.algorithms.marginal_parameters import Settings, Theta, named
+from covey.core.shard import Batch, Rows, Shard, all_rows
+from covey.kernels import linear_gaussian
+from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
+from covey.kernels.pareto_smoothing import HIGHEST_K, smoothed
+from covey.kernels.precision import in_double
+from covey.models.mixed import MixedModel
+from covey.models.predictive import Normal
+
+NODES = {1: 9, 2: 7, 3: 5}  # quadrature nodes per effect by the number of effects; beyond, Laplace
+
+
+class Term(NamedTuple):
+    """A client's log marginal likelihood as a function of the flattened theta.
+
+    Attributes:
+        centre: (theta) -> the mode of the standardised effects, where one is needed.
+        value: (theta, centre) -> the log marginal likelihood.
+        information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
+            the likelihood is not linear and Gaussian.
+        draw: (key, theta) -> a draw of the effects z given the rows.
+    """
+
+    centre: Callable[[Float[Array, " k"]], Float[Array, " q"]]
+    value: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, ""]]
+    information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
+    draw: Callable[[Key[Array, ""], Float[Array, " k"]], Float[Array, " q"]]
+
+
+class Information(NamedTuple):
+    """X'V^-1 X in a well-conditioned basis, and its first and second derivatives by the parameters
+    of V.
+    """
+
+    value: Float[Array, "p p"]
+    first: Float[Array, "p p m"]
+    second: Float[Array, "p p m m"]
+
+
+def client_rows(data: Shard, min_rows: int = 0) -> Batch:
+    """The client's rows; none of them where they are fewer than `min_rows`. Those beyond its own
+    are zeros, whatever else lies there.
+    """
+    batch = all_rows(data)
+    batch = batch._replace(mask=batch.mask & (data.count >= min_rows))
+
+    def cleared(leaf):
+        mask = batch.mask.reshape(-1, *(1,) * (leaf.ndim - 1))
+        return jnp.where(mask, leaf, jnp.zeros((), leaf.dtype))
+
+    return Batch(jax.tree.map(cleared, batch.rows), batch.mask)
+
+
+def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batch: Batch) -> Term:
+    """A client's term.
+
+    Args:
+        settings: Those of the method.
+        theta: Any value of the parameters; for a linear Gaussian model, the reference.
+        unit: Of each effect.
+        batch: The client's rows.
+
+    Returns:
+        The term. A likelihood that is linear in coefficients and effects and Gaussian is integrated
+        in closed form from cross products of the rows, any other by quadrature.
+    """
+    model, coordinates, effects = settings.model, settings.coordinates, len(unit)
+    flat, unravel = ravel_pytree(theta)
+    nodes = NODES.get(effects, 1) if settings.nodes is None else settings.nodes
+
+    def log_likelihood(at, b):
+        here, z = unravel(at), effects_of(at, b)
+        terms = model.log_likelihood(here.phi, z, batch.rows)
+        value = jnp.sum(jnp.where(batch.mask, terms, 0.0))
+        if model.law is None:
+            return value
+        # Of z by its own law, relative to a standard normal distribution.
+        log_density = model.law.log_density(here.phi, z)
+        return value + log_density + (z @ z + effects * jnp.log(2 * jnp.pi)) / 2
+
+    def effects_of(at, b):
+        if model.law is not None or not effects:
+            return b
+        return coordinates.root(unravel(at).root, unit) @ b
+
+    def given(at):
+        return lambda b: log_likelihood(at, b)
+
+    def start(at):
+        return jnp.zeros(effects, at.dtype)
+
+    if is_linear_gaussian(model, theta.phi, effects, batch.rows):
+        value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)
+
+        def exact_draw(key, at):
+            # Random numbers of 32 bits: those of 64 need double precision outside of here too.
+            noise = jax.random.normal(key, (effects,), jnp.float32).astype(at.dtype)
+            return effects_of(at, white(at, noise))
+
+        return Term(lambda at: jnp.zeros(0, at.dtype), value, information, exact_draw)
+
+    def centre(at):
+        return mode(given(at), start(at))
+
+    def draw(key, at):
+        return effects_of(at, draw_effects(key, given(at), start(at)))
+
+    return Term(centre, partial(log_marginal, log_likelihood, nodes=nodes), None, draw)
+
+
+def jet_and_gain(
+    term: Term, trial: Float[Array, " k"], point: Float[Array, " k"]
+) -> tuple[Jet, Float[Array, ""]]:
+    """The term with derivatives at a trial point, and how much higher it is than at another."""
+    both = jnp.stack([trial, point])
+    centres = jax.vmap(term.centre)(both)
+    values = jax.vmap(term.value)(both, centres)
+    return jet(lambda at: term.value(at, centres[0]), trial), values[0] - values[1]
+
+
+def _closed_form(model, coordinates, flat, unravel, unit, batch):
+    """The value of a linear Gaussian likelihood, X'V^-1 X, and draws of the effects, from cross
+    products.
+    """
+    rows, start = batch.rows, unravel(flat)
+    shared, build = ravel_pytree(start.phi)
+    none = jnp.zeros(len(unit), flat.dtype)
+
+    def mean(phi, z):
+        return model.predictive(build(phi), z, rows.x).mean
+
+    def log_scale(phi):
+        return jnp.log(model.predictive(build(phi), none, rows.x[:1]).scale[0])
+
+    x, z = jax.jacfwd(mean, argnums=(0, 1))(shared, none)
+    of = linear_gaussian.cross_products(x, z, rows.y - mean(shared, none), batch.mask)
+
+    def parts(at):
+        phi, entries = at[: len(shared)], at[len(shared) :]
+        root = coordinates.root(entries, unit) if len(unit) else jnp.zeros((0, 0), at.dtype)
+        return phi, root, log_scale(phi)
+
+    def value(at, centre):
+        phi, root, scale = parts(at)
+        return linear_gaussian.log_likelihood(of, phi - shared, root, scale)
+
+    def information(at):
+        _, root, scale = parts(at)
+        return linear_gaussian.information(of, root, scale)
+
+    def white(at, noise):
+        phi, root, scale = parts(at)
+        return linear_gaussian.effects_given_rows(of, phi - shared, root, scale, noise)
+
+    return value, information, white
+
+
+def information_jet(
+    term: Term, theta: Theta, flat: Float[Array, " k"], basis: Float[Array, "p p"]
+) -> Information:
+    """X'V^-1 X with its derivatives by the noise and the covariance of the effects, for REML.
+
+    Args:
+        term: The client's term.
+        theta: The parameters as a tree, for their structure.
+        flat: The parameters.
+        basis: Columns that make X well conditioned.
+
+    Returns:
+        The information.
+    """
+    assert term.information is not None
+    information, (beta, others) = term.information, coefficients_of(theta)
+
+    def of(values):
+        return basis.T @ information(flat.at[others].set(values))[np.ix_(beta, beta)] @ basis
+
+    at = flat[others]
+    first = jax.jacfwd(of)
+    return Information(of(at), first(at), jax.jacfwd(first)(at))
+
+
+def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of the coefficients beta in the flattened theta, and those of all others."""
+    noise = named(theta.phi, "log_scale")
+    other = np.concatenate([noise, np.ones(np.size(theta.root), bool)])
+    return np.flatnonzero(~other), np.flatnonzero(other)
+
+
+def values(
+    settings: Settings, sent: "Points", batch: Batch
+) -> tuple[Float[Array, " points"], Float[Array, ""]]:
+    """The client's log marginal likelihood at some points, and that at theta."""
+    term = client_term(settings, sent.theta, sent.unit, batch)
+
+    def value(at):
+        return term.value(at, term.centre(at))
+
+    found = jax.lax.map(value, sent.points, batch_size=_together(len(sent.points)))
+    return found, value(ravel_pytree(sent.theta)[0])
+
+
+def draws_of_effects(
+    settings: Settings,
+    theta: Theta,
+    unit: Float[Array, " q"],
+    keys: Key[Array, " draws"],
+    points: Float[Array, "draws k"],
+    batch: Batch,
+) -> Float[Array, "draws q"]:
+    """Draws of a client's effects z given its rows, one for each point of theta."""
+    term = client_term(settings, theta, unit, batch)
+
+    def one(pair):
+        return term.draw(*pair)
+
+    return jax.lax.map(one, (keys, points), batch_size=_together(len(points)))
+
+
+class Points(NamedTuple):
+    """What a client is asked for: its likelihood at some points.
+
+    Attributes:
+        theta: The maximum, that values are compared with.
+        unit: Units of the effects.
+        points: Values of the flattened theta.
+    """
+
+    theta: Theta
+    unit: Float[Array, " q"]
+    points: Float[Array, "points k"]
+
+
+class LeftOut(NamedTuple):
+    """A client's terms of the sums for leaving it out.
+
+    Attributes:
+        value: The log predictive density of its rows, given those of all others.
+        square: Its square.
+        unreliable: 1 where the weights are not reliable.
+        clients: 1, for a client with rows.
+    """
+
+    value: Float[Array, ""]
+    square: Float[Array, ""]
+    unreliable: Float[Array, ""]
+    clients: Float[Array, ""]
+
+
+def answer_gains(
+    settings: Settings, key: Key[Array, ""], sent: Points, data: Shard
+) -> Float[Array, " points"]:
+    """The client's log marginal likelihood at the points minus that at the maximum."""
+
+    def gains(sent, batch):
+        found, here = values(settings, sent, batch)
+        return found - here
+
+    return in_double(gains)(sent, client_rows(data, settings.min_rows))
+
+
+def answer_left_out(settings: Settings, key: Key[Array, ""], sent: Points, data: Shard) -> LeftOut:
+    """How well the client's rows are predicted where it is left out of the posterior, of which the
+    points are draws: each is weighted by one over the client's likelihood, Pareto smoothed.
+    """
+
+    def left_out(sent, batch):
+        found, _ = values(settings, sent, batch)
+        log_weights, k_hat = smoothed(-found)
+        value = jax.nn.logsumexp(log_weights + found)
+        there = jnp.any(batch.mask).astype(value.dtype)
+        bad = (k_hat > HIGHEST_K).astype(value.dtype)
+        return LeftOut(value * there, value**2 * there, bad * there, there)
+
+    return in_double(left_out)(sent, client_rows(data, settings.min_rows))
+
+
+def _together(count: int) -> int:
+    """How many of so many points are computed side by side; a rest would be compiled anew."""
+    return max(size for size in range(1, 33) if count % size == 0)
+
+
+def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows) -> bool:
+    """Whether outcomes are Gaussian with a mean that is linear in the coefficients and effects and
+    one noise for all rows.
+
+    Found out by trying: the mean of the sum of two random parameters must be the sum of means.
+    """
+    if model.law is not None:
+        return False
+    flat, unravel = ravel_pytree(phi)
+    random = np.random.default_rng(0)
+
+    def shape_of(v, z, x):
+        return model.predictive(unravel(v), z, x)
+
+    try:
+        one = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), rows
+        )
+        shape = jax.eval_shape(shape_of, flat, jnp.zeros(effects, flat.dtype), one.x)
+    except (ValueError, TypeError):  # it predicts nothing
+        return False
+    if not isinstance(shape, Normal) or shape.mean.shape != (3,):
+        return False
+    with jax.ensure_compile_time_eval():
+        x = jax.tree.map(
+            lambda leaf: jnp.asarray(random.normal(size=leaf.shape)).astype(leaf.dtype), one.x
+        )
+
+        def at(v, z) -> Any:
+            dtype = flat.dtype
+            return model.predictive(unravel(jnp.asarray(v, dtype)), jnp.asarray(z, dtype), x)
+
+        def drawn():
+            return random.normal(size=flat.size) / 2, random.normal(size=effects) / 2
+
+        (v, z), (w, u) = drawn(), drawn()
+        together, first, second, none = at(v + w, z + u), at(v, z), at(w, u), at(0 * v, 0 * z)
+        bent = together.mean - first.mean - second.mean + none.mean
+        linear = np.allclose(bent, 0, atol=1e-4 * float(np.max(np.abs(together.mean)) + 1))
+        plain = np.allclose(first.scale, first.scale[0], rtol=1e-6)
+        return bool(linear and plain and np.allclose(at(v, u).scale, first.scale, rtol=1e-6))

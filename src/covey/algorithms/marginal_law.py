@@ -1,0 +1,234 @@
+"""The distribution of the parameters of a marginal likelihood: estimates, errors, draws."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from jaxtyping import Array, Float, Key
+
+from covey.algorithms.marginal_client import LeftOut
+from covey.kernels.pareto_smoothing import Weighted, systematic
+
+
+class Comparison(NamedTuple):
+    """A likelihood-ratio test: its statistic, degrees of freedom and p-value."""
+
+    statistic: float
+    degrees_of_freedom: int
+    p_value: float
+
+
+class LeaveOneOut(NamedTuple):
+    """Predictions of each client's rows from those of all others.
+
+    Attributes:
+        log_density: The sum over clients of the log predictive density of their rows.
+        se: Its standard error.
+        unreliable: Clients whose weights are not reliable (k-hat above 0.7): a client that tells
+            much about a parameter alone.
+    """
+
+    log_density: float
+    se: float
+    unreliable: int
+
+
+class Law(NamedTuple):
+    """The distribution of the parameters of a marginal likelihood.
+
+    Attributes:
+        estimate: "ml", "reml" or "posterior".
+        point: The maximum, flattened.
+        spread: S, with S S' the inverse of the negative Hessian there.
+        describe: (flattened parameters) -> the parameters as users know them.
+        names: Names of the described values.
+        unknown: Names of described values that the data do not determine.
+        zero: Names of deviations of effects that are estimated as 0.
+        log_likelihood: The marginal log-likelihood at the maximum; that of REML for "reml".
+        parameters: Number of parameters.
+        rows: Number of training rows.
+        settled: Whether the maximum was found.
+        sample: The weighted points of the posterior; None for "ml" and "reml".
+        ask_left_out: (points) -> sums over clients for `leave_one_client_out`.
+    """
+
+    estimate: str
+    point: Float[np.ndarray, " k"]
+    spread: Float[np.ndarray, "k k"]
+    describe: Callable[[Float[Array, " k"]], dict[str, Array]]
+    names: tuple[str, ...]
+    unknown: tuple[str, ...]
+    zero: tuple[str, ...]
+    log_likelihood: float
+    parameters: int
+    rows: int
+    settled: bool
+    sample: Weighted | None = None
+    ask_left_out: Callable[[Float[np.ndarray, "points k"]], LeftOut] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Law({self.estimate}, {self.parameters} parameters, "
+            f"log-likelihood {self.log_likelihood:.2f})"
+        )
+
+    @property
+    def aic(self) -> float:
+        """Akaike's information criterion, -2 log-likelihood + 2 parameters."""
+        return 2 * self.parameters - 2 * self.log_likelihood
+
+    @property
+    def bic(self) -> float:
+        """The Bayesian information criterion, -2 log-likelihood + log(rows) parameters."""
+        return float(np.log(self.rows) * self.parameters - 2 * self.log_likelihood)
+
+    @property
+    def k_hat(self) -> float | None:
+        """How reliable the weights of the posterior's points are: up to 0.7; None without any."""
+        return None if self.sample is None else self.sample.k_hat
+
+    @property
+    def effective_draws(self) -> float | None:
+        """How many independent draws the posterior's points are worth; None without any."""
+        return None if self.sample is None else self.sample.effective
+
+    def compare(self, smaller: "Law") -> Comparison:
+        """The likelihood-ratio test of a smaller model within this one.
+
+        Twice the difference of the log-likelihoods is compared with a chi-squared distribution.
+        Where the smaller model lacks a deviation of effects, which is then at the boundary 0, the
+        p-value is too large: about twice the right one for a single deviation.
+
+        Args:
+            smaller: The law of the smaller model, from a fit to the same rows.
+
+        Returns:
+            The statistic, its degrees of freedom and the p-value.
+        """
+        from scipy.stats import chi2
+
+        if "posterior" in (self.estimate, smaller.estimate) or self.estimate != smaller.estimate:
+            raise ValueError(
+                f"marginal: models are compared by two fits with estimate='ml' or two with 'reml', "
+                f"these are {self.estimate!r} and {smaller.estimate!r}"
+            )
+        if self.rows != smaller.rows:
+            raise ValueError(
+                f"marginal: models are compared on the same rows, these were fitted to {self.rows} "
+                f"and {smaller.rows}"
+            )
+        if self.estimate == "reml" and self._coefficients() != smaller._coefficients():
+            raise ValueError(
+                "marginal: REML likelihoods of models with different coefficients cannot be "
+                "compared; fit both with estimate='ml'"
+            )
+        freedom = self.parameters - smaller.parameters
+        if freedom < 1:
+            raise ValueError(
+                f"marginal: the smaller model has {smaller.parameters} parameters and the larger "
+                f"one {self.parameters}; write larger.compare(smaller)"
+            )
+        statistic = max(2 * (self.log_likelihood - smaller.log_likelihood), 0.0)
+        return Comparison(statistic, freedom, float(chi2.sf(statistic, freedom)))
+
+    def leave_one_client_out(self, *, points: int = 1000) -> LeaveOneOut:
+        """How well each client's rows are predicted from those of all other clients.
+
+        Each client weights draws of the posterior by one over its own likelihood, smooths the
+        weights, and sends the log predictive density of its rows: this takes one round.
+
+        Args:
+            points: Draws of the posterior that are sent.
+
+        Returns:
+            The sum over clients, its standard error, and for how many clients it is unreliable.
+        """
+        if self.sample is None or self.ask_left_out is None:
+            raise ValueError(
+                "marginal: leaving clients out needs the posterior: use estimate='posterior'"
+            )
+        sums = self.ask_left_out(self.points(jax.random.key(0), points))
+        count, total = float(sums.clients), float(sums.value)
+        variance = max(float(sums.square) - total**2 / count, 0.0) / max(count - 1, 1)
+        return LeaveOneOut(total, float(np.sqrt(count * variance)), int(sums.unreliable))
+
+    def _coefficients(self) -> tuple[str, ...]:
+        kinds = ("sd", "cor", "noise")
+        return tuple(name for name in self.names if name.partition("[")[0] not in kinds)
+
+    def points(self, key: Key[Array, ""], count: int) -> Float[np.ndarray, "count k"]:
+        """Draws of the flattened parameters."""
+        random = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        if self.sample is None:
+            return self.point + random.standard_normal((count, len(self.point))) @ self.spread.T
+        return self.sample.points[systematic(random, self.sample.weights, count)]
+
+    def table(self, *, probability: float = 0.95) -> pd.DataFrame:
+        """Estimates with standard errors and intervals, one row per parameter.
+
+        Args:
+            probability: Probability of the intervals.
+
+        Returns:
+            For "ml" and "reml": `estimate`, `se`, `lower` and `upper`. Intervals are Gaussian for
+            coefficients, for logarithms of standard deviations, and for Fisher's z of correlations.
+            For "posterior": `mean`, `sd` and quantiles of the posterior. NaN where the data do not
+            determine a parameter.
+        """
+        from scipy.stats import norm
+
+        if self.sample is not None:
+            return self._posterior_table(probability)
+        point, flatten = jnp.asarray(self.point), self._flatten
+        estimate = np.asarray(flatten(point), float)
+        jacobian = np.asarray(jax.jacobian(flatten)(point), float)
+        se = np.sqrt(np.sum((jacobian @ self.spread) ** 2, axis=1))
+        width = norm.ppf(0.5 + probability / 2)
+        kind = np.array([name.partition("[")[0] for name in self.names])
+        there, back, slope = _curves(kind, estimate)
+        with np.errstate(all="ignore"):
+            lower, upper = (back(there + side * width * se * slope) for side in (-1, 1))
+        table = pd.DataFrame(
+            {"estimate": estimate, "se": se, "lower": lower, "upper": upper},
+            index=pd.Index(self.names, name="parameter"),
+        )
+        table.loc[[*self.unknown, *self.zero], ["se", "lower", "upper"]] = np.nan
+        table.loc[list(self.unknown), "estimate"] = np.nan
+        return table
+
+    def _posterior_table(self, probability: float) -> pd.DataFrame:
+        assert self.sample is not None
+        values = np.asarray(jax.vmap(self._flatten)(jnp.asarray(self.sample.points)), float)
+        weights = self.sample.weights
+        mean = weights @ values
+        ends = []
+        for side in ((1 - probability) / 2, (1 + probability) / 2):
+            order = np.argsort(values, axis=0)
+            below = np.cumsum(weights[order], axis=0)
+            index = np.argmax(below >= side, axis=0)
+            ends.append(np.take_along_axis(values, order, 0)[index, np.arange(len(mean))])
+        sd = np.sqrt(weights @ (values - mean) ** 2)
+        columns = {"mean": mean, "sd": sd, "lower": ends[0], "upper": ends[1]}
+        return pd.DataFrame(columns, index=pd.Index(self.names, name="parameter"))
+
+    def _flatten(self, flat: Float[Array, " k"]) -> Float[Array, " values"]:
+        found = self.describe(flat)
+        return jnp.concatenate([jnp.reshape(found[name], -1) for name in found])
+
+
+def _curves(kind: np.ndarray, estimate: np.ndarray):
+    """Where intervals are Gaussian: the values there, the way back, and the derivative."""
+    positive, bounded = np.isin(kind, ("sd", "noise")), kind == "cor"
+    with np.errstate(all="ignore"):
+        there = np.where(positive, np.log(np.abs(estimate)), estimate)
+        there = np.where(bounded, np.arctanh(np.clip(estimate, -1, 1)), there)
+        slope = np.where(positive, 1 / np.abs(estimate), 1.0)
+        slope = np.where(bounded, 1 / (1 - estimate**2), slope)
+
+    def back(values):
+        return np.where(positive, np.exp(values), np.where(bounded, np.tanh(values), values))
+
+    return there, back, slope

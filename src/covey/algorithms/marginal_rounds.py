@@ -1,0 +1,327 @@
+"""The rounds of `covey.marginal`: what a client sends, and what the server makes of the sums."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int
+
+from covey.algorithms.marginal_checks import check_fit
+from covey.algorithms.marginal_client import (
+    Information,
+    client_rows,
+    client_term,
+    coefficients_of,
+    information_jet,
+    jet_and_gain,
+)
+from covey.algorithms.marginal_parameters import (
+    Scales,
+    Settings,
+    Theta,
+    default_scales,
+    log_prior,
+    named,
+)
+from covey.algorithms.marginal_start import Moments, moments, start
+from covey.algorithms.marginal_state import State, limited, theta_of
+from covey.core import tree
+from covey.core.algorithm import Aggregate, Empty, Local
+from covey.core.shard import Batch, Shard, Spec
+from covey.kernels.laplace import Jet, jet
+from covey.kernels.newton import begin, climb
+from covey.kernels.precision import in_double
+
+_BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
+MOST_ROUNDS = 100  # after which a run without a number of rounds gives up
+_START = 0.5  # deviations of effects at the start, in units of the linear predictor
+
+
+class Down(NamedTuple):
+    """What clients of a round are sent.
+
+    Attributes:
+        trial: The parameters to evaluate.
+        point: Those to compare with.
+        frame: The directions that derivatives are taken in.
+        unit: Units of the effects.
+        level: Log-likelihood of an average row, which values are sent without.
+        basis: Columns that make the design well conditioned, for REML.
+        round: Rounds so far.
+    """
+
+    trial: Theta
+    point: Theta
+    frame: Float[Array, "k k"]
+    unit: Float[Array, " q"]
+    level: Float[Array, ""]
+    basis: Float[Array, "p p"] | Empty
+    round: Int[Array, ""]
+
+
+class Up(NamedTuple):
+    """A client's terms of the sums.
+
+    Attributes:
+        value: Its log marginal likelihood at the trial point, minus the level for each row: what is
+            left is small, so that sums of float32 numbers are precise. First round:
+            `Moments.squares`.
+        gain: The value minus that at the best point.
+        rows: Its number of rows. First round: `Moments.weight`.
+        gradient: In the frame. First round: `Moments.score`.
+        hessian: In the frame. First round: `Moments.information`, and `Moments.effects` on the
+            diagonal.
+        information: X'V^-1 X with derivatives, for REML.
+    """
+
+    value: Float[Array, ""]
+    gain: Float[Array, ""]
+    rows: Float[Array, ""]
+    gradient: Float[Array, " k"]
+    hessian: Float[Array, "k k"]
+    information: Information | Empty
+
+
+class ClientInfo(NamedTuple):
+    """The negative log marginal likelihood per row."""
+
+    train_loss: Float[Array, ""]
+
+
+class Info(NamedTuple):
+    """Of a round.
+
+    Attributes:
+        log_likelihood: The marginal log-likelihood at the best point so far, that of REML for REML.
+        accepted: 1 if the step was accepted.
+        settled: 1 once the best point is a maximum: more rounds change nothing.
+        waiting: 1 if clients were missing, so that nothing was changed.
+    """
+
+    log_likelihood: Float[Array, ""]
+    accepted: Float[Array, ""]
+    settled: Float[Array, ""]
+    waiting: Float[Array, ""]
+
+
+def init(settings: Settings, key, spec: Spec) -> State:
+    """The state before the first round."""
+    model, coordinates = settings.model, settings.coordinates
+    phi, effects = model.init(key, spec), model.init_effects(key, spec)
+    check_fit(settings, phi, effects, spec)
+    flat, _ = ravel_pytree(Theta(phi, jnp.zeros(coordinates.size(len(effects)))))
+    shared = flat.size - coordinates.size(len(effects))
+    beta, _ = coefficients_of(Theta(phi, flat[shared:]))
+    return State(
+        phi=phi,
+        climb=begin(flat, jnp.eye(flat.size, dtype=flat.dtype)),
+        unit=jnp.ones(len(effects)),
+        scales=Scales(
+            jnp.full(shared, jnp.inf, flat.dtype), jnp.ones(len(coordinates.diagonal(len(effects))))
+        ),
+        variance=jnp.ones(shared),
+        value=jnp.zeros(()),
+        level=jnp.zeros(()),
+        restriction=jnp.zeros(()),
+        log_prior=jnp.zeros(()),
+        rows=jnp.zeros(()),
+        basis=jnp.eye(len(beta)) if settings.estimate == "reml" else Empty(),
+        clients=jnp.asarray(spec.clients or 0, float),
+        round=jnp.int32(0),
+        seed=jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32),
+    )
+
+
+def broadcast(settings: Settings, state: State) -> Down:
+    """The message of a round."""
+    trial, point = (
+        theta_of(state, settings.coordinates, flat)
+        for flat in (state.climb.trial, state.climb.point)
+    )
+    frame = state.climb.frame
+    return Down(trial, point, frame, state.unit, state.level, state.basis, state.round)
+
+
+def client(settings: Settings, key, down: Down, state: Empty, data: Shard) -> Local:
+    """A client's round: terms of the start in the first, derivatives in all others."""
+    first, later = partial(_first_terms, settings), partial(_terms, settings)
+
+    def terms(down, batch):
+        return jax.lax.cond(down.round == 0, first, later, down, batch)
+
+    up, loss = in_double(terms)(down, client_rows(data, settings.min_rows))
+    return Local(up, Empty(), ClientInfo(loss / jnp.maximum(data.count, 1)))
+
+
+def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
+    """A client's terms of the start."""
+    model, coordinates, effects = settings.model, settings.coordinates, len(down.unit)
+    none = jnp.zeros(effects)
+    of = moments(model, down.trial.phi, none, batch.rows, batch.mask)
+    of = of._replace(effects=of.effects[: len(coordinates.diagonal(effects))])
+    shared, size = len(of.score), len(down.frame)
+    entry = shared + coordinates.diagonal(effects)
+    hessian = jnp.zeros((size, size)).at[:shared, :shared].set(of.information)
+    hessian = hessian.at[entry, entry].set(of.effects)
+    each = model.log_likelihood(down.trial.phi, none, batch.rows)
+    information: Information | Empty = Empty()
+    if isinstance(down.basis, jax.Array):
+        (beta, others), zeros = coefficients_of(down.trial), jnp.zeros
+        p, m = len(beta), len(others)
+        information = Information(zeros((p, p)), zeros((p, p, m)), zeros((p, p, m, m)))
+    up = Up(
+        of.squares,
+        jnp.zeros(()),
+        of.weight,
+        jnp.zeros(size).at[:shared].set(of.score),
+        hessian,
+        information,
+    )
+    return up, -jnp.sum(jnp.where(batch.mask, each, 0.0))
+
+
+def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
+    """A client's marginal likelihood with derivatives. A likelihood that is not finite is reported
+    as a bad step, not as a failure.
+    """
+    term = client_term(settings, down.trial, down.unit, batch)
+    (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
+    found, gain = jet_and_gain(term, trial, point)
+    information: Information | Empty = Empty()
+    if isinstance(down.basis, jax.Array):
+        information = information_jet(term, down.trial, trial, down.basis)
+    rows = jnp.sum(batch.mask, dtype=float)
+    up = Up(
+        found.value - down.level * rows,
+        gain,
+        rows,
+        down.frame.T @ found.gradient,
+        down.frame.T @ found.hessian @ down.frame,
+        information,
+    )
+    good = tree.is_finite(up)
+    refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
+    up = tree.where(good, up, refused)
+    return up, -found.value
+
+
+def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
+    """The server's step; none while clients are missing."""
+    complete = (state.clients == 0) | (aggregate.count > state.clients - 0.5)
+    first, later = partial(_started, settings), partial(_stepped, settings)
+
+    def step(state, sums, clients):
+        return jax.lax.cond(state.round == 0, first, later, state, sums, clients)
+
+    new = in_double(step)(state, aggregate.weighted, aggregate.weight)
+    state = tree.where(complete, new, state)
+    value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
+    flags = (state.climb.accepted & complete, state.settled, ~complete)
+    return state, Info(value, *(flag.astype(float) for flag in flags))
+
+
+def unsettled(state: State) -> str | None:
+    """Why there is no maximum yet; None once there is one, or no hope of one."""
+    rounds = int(state.round)
+    if bool(state.settled) or rounds >= MOST_ROUNDS:
+        return None
+    if rounds < 2:
+        return f"marginal has heard all clients in {rounds} rounds, and needs about a dozen"
+    return (
+        f"marginal has not found the maximum after {rounds} rounds: the next step would gain "
+        f"{float(state.climb.gradient @ state.climb.gradient) / 2:.2g} of log-likelihood"
+    )
+
+
+def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
+    """The start, from the sums of the first round."""
+    coordinates, effects = settings.coordinates, len(state.unit)
+    flat, _ = ravel_pytree(state.phi)
+    shared, entry = flat.size, flat.size + coordinates.diagonal(effects)
+    of = Moments(
+        sums.value,
+        sums.rows,
+        sums.gradient[:shared],
+        sums.hessian[:shared, :shared],
+        sums.hessian[entry, entry],
+    )
+    found = start(of, flat, jnp.asarray(named(state.phi, "log_scale")), clients)
+    deviation = _START * found.spread / jnp.sqrt(found.mean_square)
+    entries = coordinates.from_deviations(deviation, found.unit)
+    point = jnp.concatenate([found.phi, entries])
+    frame = jnp.eye(len(point)).at[:shared, :shared].set(found.frame)
+    scales = default_scales(state.phi, found.per_weight, found.spread, found.mean_square)
+    basis = state.basis
+    if isinstance(basis, jax.Array):
+        beta, _ = coefficients_of(Theta(state.phi, entries))
+        basis = found.frame[np.ix_(beta, beta)]
+    return state._replace(
+        climb=begin(point, frame),
+        unit=found.unit if len(entries) else state.unit,
+        scales=scales,
+        variance=found.variance,
+        basis=basis,
+        round=state.round + 1,
+    )
+
+
+def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
+    """A step of Newton's method, with what the prior and REML add to the sums."""
+    coordinates, at, first = settings.coordinates, state.climb, state.round == 1
+    prior = jet(partial(_log_prior_at, settings, state), at.trial)
+    theta = theta_of(state, coordinates, at.trial)
+    restriction = _restriction(theta, state.basis, sums.information, len(at.point))
+    added = jax.tree.map(jnp.add, prior, restriction)
+    before = state.log_prior + state.restriction
+    step = climb(
+        at,
+        sums.gain + jnp.where(first, 0.0, added.value - before),
+        sums.gradient + at.frame.T @ added.gradient,
+        sums.hessian + at.frame.T @ added.hessian @ at.frame,
+        first=first,
+        limited=jnp.asarray(limited(state.phi, coordinates, len(state.unit))),
+    )
+
+    total = sums.value + state.level * sums.rows
+    # As it is sent: what rounding takes away stays in the value.
+    level = (total / jnp.maximum(sums.rows, 1.0)).astype(jnp.float32).astype(float)
+
+    def newest(new, old):
+        return jnp.where(step.accepted, new, old)
+
+    return state._replace(
+        climb=step,
+        value=newest(total - level * sums.rows, state.value),
+        level=newest(level, state.level),
+        restriction=newest(restriction.value, state.restriction),
+        log_prior=newest(prior.value, state.log_prior),
+        rows=sums.rows,
+        round=state.round + 1,
+    )
+
+
+def _log_prior_at(settings: Settings, state: State, flat: Float[Array, " k"]) -> Float[Array, ""]:
+    theta = theta_of(state, settings.coordinates, flat)
+    model, coordinates = settings.model, settings.coordinates
+    return log_prior(model, coordinates, settings.prior, theta, state.unit, state.scales)
+
+
+def _restriction(theta: Theta, basis: Array | Empty, of: Information | Empty, size: int) -> Jet:
+    """-1/2 log det X'V^-1 X + p/2 log 2 pi, with derivatives: what REML adds."""
+    zero = Jet(jnp.zeros(()), jnp.zeros(size), jnp.zeros((size, size)))
+    if isinstance(of, Empty) or isinstance(basis, Empty):
+        return zero
+    _, others = coefficients_of(theta)
+    inverse = jnp.linalg.inv(of.value)
+    each = jnp.einsum("ij,jkm->ikm", inverse, of.first)
+    curvature = jnp.einsum("ij,jimn->mn", inverse, of.second)
+    curvature -= jnp.einsum("ijm,jin->mn", each, each)
+    log_det = jnp.linalg.slogdet(of.value)[1] - 2 * jnp.linalg.slogdet(basis)[1]
+    return Jet(
+        len(of.value) * jnp.log(2 * jnp.pi) / 2 - log_det / 2,
+        zero.gradient.at[others].set(-jnp.einsum("iim->m", each) / 2),
+        zero.hessian.at[np.ix_(others, others)].set(-curvature / 2),
+    )

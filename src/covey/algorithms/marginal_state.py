@@ -1,0 +1,105 @@
+"""The server's state of `covey.marginal`, and what follows from it."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
+
+from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, named
+from covey.core.algorithm import Empty
+from covey.kernels.newton import Climb
+
+_ZERO = 1e-3  # a deviation, in units of what the rows can tell from 0, that counts as 0
+
+
+class State(NamedTuple):
+    """The server's state.
+
+    Attributes:
+        phi: The model's own start of the shared parameters, which gives theta its structure.
+        climb: Newton's method on the flattened theta.
+        unit: Standard deviations of the effects in whose units the covariance is written.
+        scales: Of the default prior.
+        variance: Of phi, by a pooled regression.
+        value: The marginal log-likelihood at the best point, minus the level for each row.
+        level: The log-likelihood of an average row.
+        restriction: What REML adds to it.
+        log_prior: What the prior adds to it.
+        rows: Number of training rows.
+        basis: Columns that make the design well conditioned, for REML.
+        clients: Number of clients to wait for; 0 where that is not known.
+        round: Rounds in which everyone was heard. The first finds the start.
+        seed: Of the draws of the posterior.
+    """
+
+    phi: PyTree
+    climb: Climb
+    unit: Float[Array, " q"]
+    scales: Scales
+    variance: Float[Array, " p"]
+    value: Float[Array, ""]
+    level: Float[Array, ""]
+    restriction: Float[Array, ""]
+    log_prior: Float[Array, ""]
+    rows: Float[Array, ""]
+    basis: Float[Array, "p p"] | Empty
+    clients: Float[Array, ""]
+    round: Int[Array, ""]
+    seed: UInt32[Array, ""]
+
+    @property
+    def log_likelihood(self) -> Float[Array, ""]:
+        """The marginal log-likelihood at the best point, that of REML for REML."""
+        return self.value + self.level * self.rows + self.restriction
+
+    @property
+    def settled(self) -> Bool[Array, ""]:
+        """Whether the best point is a maximum."""
+        return self.climb.settled
+
+
+class Published(NamedTuple):
+    """What clients predict with: the server's state, and draws of the flattened theta from its
+    posterior, where these are known.
+    """
+
+    state: State
+    points: Float[Array, "points k"] | Empty = Empty()
+
+
+def theta_of(state: State, coordinates: Coordinates, flat: Float[Array, " k"]) -> Theta:
+    """The flattened parameters as a tree."""
+    entries = jnp.zeros(coordinates.size(len(state.unit)), flat.dtype)
+    return ravel_pytree(Theta(state.phi, entries))[1](flat)
+
+
+def limited(phi: PyTree, coordinates: Coordinates, effects: int) -> Bool[np.ndarray, " k"]:
+    """Parameters that are logarithms: the noise and the deviations of the effects."""
+    entries = np.zeros(coordinates.size(effects), bool)
+    entries[coordinates.diagonal(effects)] = True
+    return np.concatenate([named(phi, "log_scale"), entries])
+
+
+def at_zero(state: State, coordinates: Coordinates) -> Bool[Array, " k"]:
+    """Which parameters are a deviation of effects that is estimated as 0."""
+    flat = state.climb.point
+    if coordinates.positive:
+        return jnp.zeros(flat.shape, bool)
+    entries = jnp.arange(len(flat)) >= len(flat) - coordinates.size(len(state.unit))
+    diagonal = jnp.asarray(limited(state.phi, coordinates, len(state.unit))) & entries
+    return diagonal & (jnp.abs(jnp.sinh(flat)) < _ZERO)
+
+
+def spread_of(state: State, coordinates: Coordinates) -> Float[Array, "k k"]:
+    """S with S S' the covariance of theta: the inverse of the negative Hessian.
+
+    Directions without a maximum, and deviations at 0, do not vary in it. Before the best point has
+    been evaluated nothing does.
+    """
+    curvature, axes = jnp.linalg.eigh(state.climb.curvature)
+    regular = curvature > 0.5
+    spread = state.climb.frame @ ((axes * regular) @ axes.T)
+    fixed = at_zero(state, coordinates)[:, None] | (state.round < 2)
+    return jnp.where(fixed, 0.0, spread)

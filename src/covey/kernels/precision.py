@@ -1,0 +1,46 @@
+"""Double precision inside a function, whatever precision the run around it has."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+
+def in_double(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The function computed in float64: its floating-point arguments become float64, and its
+    results get the run's own precision again.
+
+    It can be called inside `jit`, `vmap` and loops. Branches and loops belong inside of it: a
+    branch of a `cond` that is called in double precision is transformed outside of it. What is
+    summed over clients afterwards is as precise as float32 numbers are, which is enough for sums of
+    terms that do not cancel: send differences rather than the two values they are of.
+
+    Args:
+        function: A function of trees of arrays, e.g. a client's log-likelihood with derivatives.
+
+    Returns:
+        The function of the same arguments.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> lost = jnp.float32(1e8) + 1 - jnp.float32(1e8)
+        >>> float(lost), float(in_double(lambda x: x + 1 - x)(jnp.float32(1e8)))
+        (0.0, 1.0)
+    """
+
+    def in_float64(*arguments: PyTree) -> PyTree:
+        outside = jnp.zeros(()).dtype
+        with jax.enable_x64(True):
+            found = function(*_cast(arguments, jnp.float64))
+            return _cast(found, outside)
+
+    return in_float64
+
+
+def _cast(tree: PyTree, dtype: jnp.dtype | type) -> PyTree:
+    def leaf_as(leaf):
+        floating = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf).astype(dtype) if floating else leaf
+
+    return jax.tree.map(leaf_as, tree)

@@ -1,0 +1,165 @@
+"""What `covey.marginal` says of data and options that do not fit, and of clients with few rows."""
+
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import covey
+from covey import models
+from covey.algorithms import marginal_fit
+from covey.algorithms.marginal import marginal
+from covey.data.federated import FederatedData
+from covey.kernels.pareto_smoothing import Weighted
+
+
+def linear_data(*, clients=6, rows=5, spread=1.0, seed=0):
+    random, made = np.random.default_rng(seed), {}
+    for index in range(clients):
+        x = random.normal(size=(rows, 2))
+        own = spread * random.normal()
+        made[f"site{index}"] = x, x[:, 0] - x[:, 1] + own + 0.5 * random.normal(size=rows)
+    return made
+
+
+def federated(made):
+    return FederatedData.from_clients(made, features=["age", "dose"])
+
+
+def fit(model, data, **options):
+    return covey.run(marginal(model, **options), data, seed=0, progress=False)
+
+
+def started(model, *, clients):
+    spec = federated(linear_data()).spec._replace(clients=clients)
+    return marginal(model).init(jax.random.key(0), spec)
+
+
+def test_too_many_effects_are_refused():
+    random = np.random.default_rng(0)
+    data = FederatedData.from_clients(
+        {str(i): (random.normal(size=(4, 10)), np.zeros(4)) for i in range(3)}
+    )
+    with pytest.raises(ValueError, match=r"has 11 effects, and up to 10 .* use fedpop"):
+        fit(models.mixed_linear(slopes="all"), data)
+
+
+def test_collinear_columns_are_named():
+    made = {
+        name: (np.column_stack([x[:, 0], 2 * x[:, 0]]), y) for name, (x, y) in linear_data().items()
+    }
+    run = fit(models.mixed_linear(), federated(made))
+    with pytest.warns(
+        UserWarning, match=r"do not determine weights\[age\], weights\[dose\]: these columns are"
+    ):
+        table = run.posterior.shared.law.table()
+    assert table.loc[["weights[age]", "weights[dose]"], "estimate"].isna().all()
+    assert np.isfinite(table.loc["intercept"]).all()
+
+
+def test_separated_classes_are_told():
+    random, made = np.random.default_rng(0), {}
+    for index in range(6):
+        x = random.normal(size=(6, 2))
+        made[str(index)] = x, (x[:, 0] > 0).astype(int)
+    data = FederatedData.from_clients(made, features=["age", "dose"], classes=2)
+    run = fit(models.logistic(), data)
+    with pytest.warns(UserWarning, match=r"weights\[age\].* run away.* separated.*Give prior="):
+        _ = run.posterior.shared.law
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        law = fit(models.logistic(), data, prior=2.5).posterior.shared.law
+    assert 1 < law.table()["estimate"]["weights[age]"] < 10
+
+
+def test_one_client_is_told():
+    with pytest.warns(UserWarning, match="1 clients say little about 1 parameters"):
+        started(models.mixed_linear(), clients=1)
+
+
+def test_few_clients_are_told():
+    with pytest.warns(UserWarning, match=r"3 clients say little about 3 .* covariance='diagonal'"):
+        started(models.mixed_linear(slopes=("age",)), clients=3)
+
+
+def test_a_deviation_of_zero_is_reported():
+    """Clients differ less than their noise alone would make them: the estimate is 0, as in lme4,
+    and the others are those of a pooled regression.
+    """
+    made = {
+        name: (x, x[:, 0] - x[:, 1] + 0.5 * np.array([1, -1, 2, -1, -1.0]))
+        for name, (x, _) in linear_data().items()
+    }
+    run = fit(models.mixed_linear(), federated(made))
+    with pytest.warns(UserWarning, match=r"sd\[intercept\] is estimated as 0"):
+        law = run.posterior.shared.law
+    x = np.concatenate([x for x, _ in made.values()])
+    y = np.concatenate([y for _, y in made.values()])
+    design = np.column_stack([np.ones(len(x)), x])
+    pooled, squares, *_ = np.linalg.lstsq(design, y, rcond=None)
+    table = law.table()
+    np.testing.assert_allclose(table["estimate"][:3], pooled, atol=1e-4)
+    np.testing.assert_allclose(table["estimate"]["noise"] ** 2, squares[0] / len(y), rtol=1e-4)
+    assert table["estimate"]["sd[intercept]"] < 1e-3
+    assert np.isnan(table["se"]["sd[intercept]"])
+
+
+def test_weights_that_stay_unreliable_are_told(monkeypatch):
+    def unreliable(log_density, mean, covariance, *, draws, seed):
+        return Weighted(mean + np.zeros((4, len(mean))), np.full(4, 0.25), 0.9, 5)
+
+    monkeypatch.setattr(marginal_fit, "importance_sample", unreliable)
+    run = fit(models.mixed_linear(), federated(linear_data()), estimate="posterior")
+    with pytest.warns(UserWarning, match=r"k-hat 0\.90, above 0\.7.* Raise draws="):
+        _ = run.posterior.shared.law
+
+
+def test_clients_with_few_rows_take_part():
+    """A client without rows adds nothing, one with a single row adds its row; `min_rows` leaves it
+    out, as if it had none.
+    """
+    made = linear_data()
+    lonely = np.array([[0.5, 1.0]]), np.array([3.0])
+    none = np.zeros((0, 2)), np.zeros(0)
+    without = fit(models.mixed_linear(), federated(made | {"last": none})).posterior.shared.law
+    full = fit(models.mixed_linear(), federated(made | {"last": lonely})).posterior.shared.law
+    kept = fit(models.mixed_linear(), federated(made | {"last": lonely}), min_rows=2)
+    alone = fit(models.mixed_linear(), federated(made)).posterior.shared.law
+    assert (without.rows, full.rows) == (30, 31)
+    assert without.log_likelihood == pytest.approx(alone.log_likelihood, abs=1e-4)
+    assert kept.posterior.shared.law.log_likelihood == pytest.approx(alone.log_likelihood, abs=1e-4)
+    assert abs(full.log_likelihood - alone.log_likelihood) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"prior": -1.0}, "above 0"),
+        ({"prior": 1.0, "estimate": "reml"}, "REML has no prior"),
+        ({"nodes": 0}, "nodes must be at least 1"),
+        ({"draws": 10}, "draws must be at least 100"),
+        ({"min_rows": -1}, "min_rows must be at least 0"),
+    ],
+)
+def test_options_are_checked(options, told):
+    with pytest.raises(ValueError, match=told):
+        marginal(models.mixed_linear(), **options)
+
+
+def test_reml_needs_a_linear_model():
+    random = np.random.default_rng(0)
+    data = FederatedData.from_clients(
+        {str(i): (random.normal(size=(4, 2)), np.array([0, 1, 0, 1])) for i in range(3)}, classes=2
+    )
+    with pytest.raises(ValueError, match="REML is for linear models with Gaussian noise"):
+        fit(models.mixed_logistic(), data, estimate="reml")
+
+
+def test_cohorts_and_lossy_channels_are_refused():
+    data = federated(linear_data())
+    method = marginal(models.mixed_linear())
+    with pytest.raises(ValueError, match="this cohort has 2 of them; leave cohort= out"):
+        covey.run(method, data, rounds=2, cohort=covey.cohort.uniform(2))
+    with pytest.raises(ValueError, match="this channel changes what they send"):
+        covey.run(method, data, rounds=2, channel=covey.channel.rand_k(k=2))

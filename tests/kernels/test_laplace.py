@@ -1,0 +1,171 @@
+"""A client's marginal likelihood against dense quadrature, closed forms and finite differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from covey.kernels import linear_gaussian
+from covey.kernels.laplace import draw_effects, jet, log_marginal, mode
+from covey.kernels.precision import in_double
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+RANDOM = np.random.default_rng(3)
+X = RANDOM.normal(size=(8, 2))
+BINARY = np.array([1, 0, 1, 1, 1, 0, 1, 1])
+COUNTS = np.array([3, 0, 7, 12, 1, 0, 4, 2])
+THETA = np.array([0.4, -0.7, 0.3])
+
+
+def logistic(theta, b):
+    """Random intercept with standard deviation exp(theta_2)."""
+    predictor = X @ theta[:2] + jnp.exp(theta[2]) * b[0]
+    return jnp.sum(BINARY * predictor - jax.nn.softplus(predictor))
+
+
+def poisson(theta, b):
+    """Random intercept and slope, correlated."""
+    root = jnp.array([[1.0, 0.0], [theta[1], 0.5]]) * jnp.exp(theta[2])
+    z = root @ b
+    predictor = theta[0] + z[0] + z[1] * X[:, 0]
+    return jnp.sum(COUNTS * predictor - jnp.exp(predictor))
+
+
+def dense(log_likelihood, theta, effects):
+    """The integral by brute force, on a fine grid out to eight standard deviations."""
+    line = np.linspace(-8, 8, 801 if effects == 1 else 201)
+    grid = np.stack(np.meshgrid(*[line] * effects, indexing="ij"), -1).reshape(-1, effects)
+    values = jax.vmap(lambda b: log_likelihood(jnp.asarray(theta), b))(jnp.asarray(grid))
+    normal = -np.sum(grid**2, axis=1) / 2 - effects * np.log(2 * np.pi) / 2
+    return float(jax.nn.logsumexp(values + normal) + effects * np.log(line[1] - line[0]))
+
+
+def value(log_likelihood, theta, effects, nodes):
+    theta = jnp.asarray(theta)
+    centre = mode(lambda b: log_likelihood(theta, b), jnp.zeros(effects))
+    return log_marginal(log_likelihood, theta, centre, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("log_likelihood", "effects", "errors"),
+    [(logistic, 1, {1: 0.03, 5: 2e-4, 9: 1e-5}), (poisson, 2, {1: 0.03, 7: 1e-5})],
+)
+def test_quadrature_reaches_the_integral(log_likelihood, effects, errors):
+    exact, before = dense(log_likelihood, THETA, effects), np.inf
+    for nodes, bound in errors.items():
+        error = abs(float(value(log_likelihood, THETA, effects, nodes)) - exact)
+        assert error < min(bound, before)
+        before = error
+    assert abs(float(value(log_likelihood, THETA, effects, 1)) - exact) > 1e-4  # Laplace is not it
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(("log_likelihood", "effects"), [(logistic, 1), (poisson, 2)])
+def test_derivatives(log_likelihood, effects, nodes):
+    def fixed(theta):
+        centre = mode(lambda b: log_likelihood(jnp.asarray(THETA), b), jnp.zeros(effects))
+        return log_marginal(log_likelihood, theta, centre, nodes=nodes)
+
+    found = jax.jit(lambda theta: jet(fixed, theta))(jnp.asarray(THETA))
+    at = jax.jit(lambda theta: value(log_likelihood, theta, effects, nodes))
+    step = 1e-4
+
+    def shifted(*moves):
+        return float(at(jnp.asarray(THETA + step * sum(moves))))
+
+    unit = np.eye(3)
+    gradient = [(shifted(e) - shifted(-e)) / (2 * step) for e in unit]
+    np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6, atol=1e-6)
+    hessian = [
+        [
+            (shifted(e, f) - shifted(e, -f) - shifted(-e, f) + shifted(-e, -f)) / (4 * step**2)
+            for f in unit
+        ]
+        for e in unit
+    ]
+    np.testing.assert_allclose(found.hessian, hessian, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mode_far_from_zero():
+    """Counts in the thousands: Newton's method from zero overshoots and comes back."""
+    counts = np.array([4000.0, 5500.0])
+
+    def log_likelihood(b):
+        return jnp.sum(counts * 2 * b[0] - jnp.exp(2 * b[0]))
+
+    at = mode(log_likelihood, jnp.zeros(1))
+    np.testing.assert_allclose(at[0], np.log(4750) / 2, atol=1e-3)
+    assert abs(float(jax.grad(lambda b: log_likelihood(b) - b @ b / 2)(at)[0])) < 1e-2
+
+
+def test_a_gaussian_likelihood_is_integrated_exactly():
+    x, z = RANDOM.normal(size=(6, 2)), RANDOM.normal(size=(6, 2))
+    y, beta, scale = RANDOM.normal(size=6), np.array([0.5, -1.0]), 0.7
+    root = np.array([[0.8, 0.0], [-0.3, 0.4]])
+    covariance = scale**2 * np.eye(6) + z @ root @ root.T @ z.T
+    exact = multivariate_normal(x @ beta, covariance).logpdf(y)
+
+    def log_likelihood(theta, b):
+        mean = x @ theta + z @ root @ b
+        return jnp.sum(jax.scipy.stats.norm.logpdf(y, mean, scale))
+
+    np.testing.assert_allclose(value(log_likelihood, beta, 2, 1), exact, rtol=1e-12)
+    reference = np.array([0.1, 0.2])
+    rows = jnp.concatenate([x, 9 + 0 * x]), jnp.concatenate([z, 9 + 0 * z])
+    residual, mask = jnp.append(y - x @ reference, jnp.full(6, 7.0)), jnp.arange(12) < 6
+    of = linear_gaussian.cross_products(*rows, residual, mask)
+    arguments = (jnp.asarray(beta - reference), jnp.asarray(root), jnp.log(scale))
+    np.testing.assert_allclose(linear_gaussian.log_likelihood(of, *arguments), exact, rtol=1e-12)
+    information = x.T @ np.linalg.solve(covariance, x)
+    np.testing.assert_allclose(
+        linear_gaussian.information(of, *arguments[1:]), information, rtol=1e-10
+    )
+    none = linear_gaussian.cross_products(rows[0], jnp.zeros((12, 0)), residual, mask)
+    alone = multivariate_normal(x @ beta, scale**2 * np.eye(6)).logpdf(y)
+    found = linear_gaussian.log_likelihood(none, arguments[0], jnp.zeros((0, 0)), arguments[2])
+    np.testing.assert_allclose(found, alone, rtol=1e-12)
+
+
+def test_draws_of_effects_have_their_conditional_law():
+    """A skewed law: one success and no failure, known by quadrature."""
+
+    def log_likelihood(b):
+        return jax.nn.log_sigmoid(4 * b[0])
+
+    line = np.linspace(-8, 8, 4001)
+    density = np.exp(-(line**2) / 2) / (1 + np.exp(-4 * line))
+    density /= density.sum()
+    mean = density @ line
+    sd = np.sqrt(density @ (line - mean) ** 2)
+    count = 4000
+    keys = jax.random.split(jax.random.key(0), count)
+    drawn = jax.jit(jax.vmap(lambda key: draw_effects(key, log_likelihood, jnp.zeros(1))))(keys)
+    drawn = np.asarray(drawn)[:, 0]
+    assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(count)
+    # Four standard errors of a share of about one half.
+    assert abs(np.mean(drawn < mean) - density[line < mean].sum()) < 4 * 0.5 / np.sqrt(count)
+    skew = density @ ((line - mean) / sd) ** 3
+    assert abs(np.mean(((drawn - mean) / sd) ** 3) - skew) < 4 * np.sqrt(15 / count)
+
+
+def test_double_precision_inside_single():
+    """Under vmap, jit, branches and loops, the sum of a large number and a small one survives."""
+    with jax.enable_x64(False):
+        large = jnp.full(3, 1e8, jnp.float32)
+
+        def difference(x, flag):
+            def once(x):
+                return jax.lax.fori_loop(0, 3, lambda _, total: total + 0.25, x) - x
+
+            return jax.lax.cond(flag, once, lambda x: 0 * x, x)
+
+        found = jax.jit(jax.vmap(in_double(difference), in_axes=(0, None)))(large, jnp.bool_(True))
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, np.full(3, 0.75))
