@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.kernels.pareto_smoothing import importance_sample, systematic
 from covey.kernels.newton import Climb, begin, climb, inverse_root
+from covey.kernels.pareto_smoothing import importance_sample, systematic
 
 
 def follow(function, start, frame, rounds, limited=None):

@@ -13,7 +13,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.algorithms.marginal_parameters import Settings, Theta, named
+from covey.algorithms.marginal_parameters import Settings, Theta, logarithms
 from covey.core.shard import Batch, Rows, Shard, all_rows
 from covey.kernels import linear_gaussian
 from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
@@ -197,8 +197,7 @@ def information_jet(
 
 def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:
     """The indices of the coefficients beta in the flattened theta, and those of all others."""
-    noise = named(theta.phi, "log_scale")
-    other = np.concatenate([noise, np.ones(np.size(theta.root), bool)])
+    other = np.concatenate([logarithms(theta.phi), np.ones(np.size(theta.root), bool)])
     return np.flatnonzero(~other), np.flatnonzero(other)
 
 

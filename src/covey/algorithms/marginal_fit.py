@@ -20,6 +20,7 @@ from covey.algorithms.marginal_parameters import (
     is_regression,
     labels_of,
     log_prior,
+    logarithms,
 )
 from covey.algorithms.marginal_state import Published, State, at_zero, spread_of, theta_of
 from covey.core.algorithm import Ask
@@ -254,7 +255,7 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     error = np.sqrt(np.sum(np.asarray(spread_of(state, settings.coordinates), float) ** 2, axis=1))
     scale = np.asarray(state.scales.phi, float) / 2.5
     size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
-    bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat))
+    bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat)) & ~logarithms(theta.phi)
     _, unravel = ravel_pytree(theta.phi)
     marked = settings.model.coefficients(unravel(jnp.asarray(bad, float)), state.unit * 0)
     names = _names(marked, labels_of(settings.model, spec))

@@ -13,8 +13,9 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from covey.core.shard import Axis, Spec
 from covey.models.linear import Linear, Noisy
-from covey.models.mixed import MixedModel, NamedSlopes
+from covey.models.mixed import MixedModel
 from covey.models.model import Model
+from covey.models.regression import Coefficients
 
 Covariance: TypeAlias = Literal["full", "diagonal"]
 Estimate: TypeAlias = Literal["ml", "reml", "posterior"]
@@ -213,7 +214,7 @@ class Settings(NamedTuple):
 
 def is_regression(phi: PyTree) -> bool:
     """Whether these are coefficients of a linear predictor."""
-    return isinstance(phi, (Linear, Noisy, NamedSlopes))
+    return isinstance(phi, (Linear, Noisy, Coefficients))
 
 
 class Scales(NamedTuple):
@@ -234,7 +235,7 @@ def default_scales(
     """The scales of the default prior: 2.5 times the standard error that one average row would
     give, for weights; 2.5 units of the linear predictor, for effects.
     """
-    flat = named(phi, "bias") | named(phi, "log_scale")
+    flat = named(phi, "bias") | logarithms(phi)
     return Scales(
         jnp.where(flat, jnp.inf, _WEAK * jnp.sqrt(per_weight)),
         _WEAK * spread / jnp.sqrt(mean_square),
@@ -293,3 +294,9 @@ def _effects_prior(
     determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(root) / sd))  # of the correlations
     correlations = (_CONCENTRATION - 1) * determinant
     return spread + correlations + coordinates.log_jacobian(theta.root, unit)
+
+
+def logarithms(phi: PyTree) -> Bool[np.ndarray, " p"]:
+    """Which numbers of the flattened phi are logarithms of a scale: noise, dispersion, groups."""
+    found = [named(phi, name) for name in ("log_scale", "log_dispersion", "log_groups")]
+    return np.any(found, axis=0)

@@ -24,7 +24,7 @@ from covey.algorithms.marginal_parameters import (
     Theta,
     default_scales,
     log_prior,
-    named,
+    logarithms,
 )
 from covey.algorithms.marginal_start import Moments, moments, start
 from covey.algorithms.marginal_state import State, limited, theta_of
@@ -248,7 +248,7 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         sums.hessian[:shared, :shared],
         sums.hessian[entry, entry],
     )
-    found = start(of, flat, jnp.asarray(named(state.phi, "log_scale")), clients)
+    found = start(of, flat, jnp.asarray(logarithms(state.phi)), clients)
     deviation = _START * found.spread / jnp.sqrt(found.mean_square)
     entries = coordinates.from_deviations(deviation, found.unit)
     point = jnp.concatenate([found.phi, entries])

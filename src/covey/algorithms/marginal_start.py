@@ -3,8 +3,8 @@
 Clients send the normal equations of a weighted regression without effects, as iteratively
 reweighted least squares begins:
 
-    response = link(mean), weight     y, 1 (numbers);  logit((y + 1/2) / 2), 3/16 (two classes);
-                                      log(y + 0.1), y + 0.1 (counts)
+    response = link(mean), weight     y, 1 (numbers);  log(y + 0.1), y + 0.1 (counts);
+                                      logit(p), (m + 1) p (1 - p) (y of m, p = (y + 1/2) / (m + 1))
 
 A regression of any other outcome sends the derivatives of its log-likelihood at zero, and any other
 model begins at its own start.
@@ -22,7 +22,15 @@ from covey.algorithms.marginal_parameters import is_regression
 from covey.core.shard import Rows
 from covey.kernels.newton import inverse_root
 from covey.models.mixed import MixedModel
-from covey.models.predictive import Categorical, Normal, Poisson, Predictive
+from covey.models.predictive import (
+    Binomial,
+    Categorical,
+    Mixture,
+    NegativeBinomial,
+    Normal,
+    Poisson,
+    Predictive,
+)
 
 
 class Moments(NamedTuple):
@@ -111,9 +119,9 @@ def moments(
             jnp.maximum(curvature, 0.0),
         )
     x, z = jax.jacfwd(lambda v, z: predictor(predictive(v, z)), argnums=(0, 1))(flat, none)
-    response, weight = _working(shape, rows.y, flat.dtype)
+    response, weight = _working(predictive(flat, none), rows.y, flat.dtype)
     weight, off = weight * keep, response - predictor(predictive(flat, none))
-    numeric = isinstance(shape, Normal)
+    numeric = isinstance(_middle(shape) if isinstance(shape, Mixture) else shape, Normal)
     return Moments(
         jnp.sum(weight * off**2) if numeric else jnp.zeros((), flat.dtype),
         jnp.sum(weight),
@@ -154,21 +162,43 @@ def start(
 
 def _predictor(shape: Predictive) -> Callable[[Any], Array] | None:
     """The linear predictor of a predictive distribution of this kind; None where it has none."""
+    if isinstance(shape, Mixture):  # over the effects of unseen groups, 0 in the middle
+        inner = _predictor(_middle(shape))
+        return None if inner is None else lambda one: inner(_middle(one))
     if isinstance(shape, Normal) and shape.mean.ndim == 1:
         return lambda one: one.mean
     if isinstance(shape, Poisson) and shape.log_rate.ndim == 1:
         return lambda one: one.log_rate
+    if isinstance(shape, NegativeBinomial) and shape.log_mean.ndim == 1:
+        return lambda one: one.log_mean
+    if isinstance(shape, Binomial) and shape.logit.ndim == 1:
+        return lambda one: one.logit
     if isinstance(shape, Categorical) and shape.log_probability.shape[-1] == 2:
         return lambda one: one.log_probability[:, 1] - one.log_probability[:, 0]
     return None
 
 
-def _working(shape: Predictive, y: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
+def _middle(mixture: Mixture) -> Any:
+    """The member of a mixture that stands in the middle; its shapes, given those of a mixture."""
+    index = mixture.weight.shape[-1] // 2
+
+    def member(leaf):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape[:-1], leaf.dtype)
+        return leaf[..., index]
+
+    return jax.tree.map(member, mixture.members)
+
+
+def _working(found: Predictive, y: Array, dtype: jnp.dtype) -> tuple[Array, Array]:
     """The working response and weight of each row."""
     y = y.astype(dtype)
-    if isinstance(shape, Normal):
+    if isinstance(found, Mixture):
+        return _working(_middle(found), y, dtype)
+    if isinstance(found, Normal):
         return y, jnp.ones_like(y)
-    if isinstance(shape, Poisson):
+    if isinstance(found, Poisson | NegativeBinomial):
         return jnp.log(y + 0.1), y + 0.1
-    mean = (y + 0.5) / 2
-    return jnp.log(mean / (1 - mean)), mean * (1 - mean)
+    total = found.total if isinstance(found, Binomial) else 1.0
+    mean = (y + 0.5) / (total + 1)
+    return jnp.log(mean / (1 - mean)), (total + 1) * mean * (1 - mean)

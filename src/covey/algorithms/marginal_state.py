@@ -7,7 +7,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, named
+from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, logarithms
 from covey.core.algorithm import Empty
 from covey.kernels.newton import Climb
 
@@ -79,7 +79,7 @@ def limited(phi: PyTree, coordinates: Coordinates, effects: int) -> Bool[np.ndar
     """Parameters that are logarithms: the noise and the deviations of the effects."""
     entries = np.zeros(coordinates.size(effects), bool)
     entries[coordinates.diagonal(effects)] = True
-    return np.concatenate([named(phi, "log_scale"), entries])
+    return np.concatenate([logarithms(phi), entries])
 
 
 def at_zero(state: State, coordinates: Coordinates) -> Bool[Array, " k"]:
