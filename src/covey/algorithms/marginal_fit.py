@@ -257,10 +257,14 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
     bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat)) & ~logarithms(theta.phi)
     _, unravel = ravel_pytree(theta.phi)
-    marked = settings.model.coefficients(unravel(jnp.asarray(bad, float)), state.unit * 0)
+    # What is described differently where these numbers differ.
+    without, marked = (
+        settings.model.coefficients(unravel(jnp.asarray(flags, float)), state.unit * 0)
+        for flags in (np.zeros(len(bad)), bad)
+    )
     names = _names(marked, labels_of(settings.model, spec))
-    flags = np.concatenate([np.reshape(value, -1) for value in marked.values()])
-    return [name for name, flag in zip(names, flags, strict=True) if flag == 1.0]
+    changed = [np.ravel(marked[name] != without[name]) for name in marked]
+    return [name for name, is_so in zip(names, np.concatenate(changed), strict=True) if is_so]
 
 
 def _some(names: tuple[str, ...]) -> str:
