@@ -169,8 +169,6 @@ def _need_no_nan(what: str, server: PyTree) -> None:
             assert not np.any(np.isnan(np.asarray(leaf))), (
                 f"{what}, {_name(path)} of the server is NaN"
             )
-                f"{what}, {_name(path)} of the server is NaN"
-            )
 
 
 def _need_same(what: str, one: PyTree, other: PyTree) -> None:
