@@ -9,7 +9,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -117,23 +117,30 @@ def call(*arguments: object) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    ("number", "killed"),
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+    ],
 )
-def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path, number):
+def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path, number, killed):
     """kill -9 at a random moment, resume, stop by Ctrl-C, resume: the metrics and the final state
     of a run left alone. Rounds without end until the last command, however fast the machine is.
     """
     moments = random.Random(0)
     config, run = write_config(tmp_path, 10**6), tmp_path / "run"
+    reached, resumed = 0, ()
 
-    process = start("run", config, "--out", run)
-    wait_for_round(process, run, 5 * moments.randrange(1, 20))
-    time.sleep(moments.uniform(0, 0.05))
-    process.kill()
-    finish(process)
-    reached = max(checkpoint.rounds(run / "checkpoints"))
+    if killed:
+        process = start("run", config, "--out", run)
+        wait_for_round(process, run, 5 * moments.randrange(1, 20))
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        finish(process)
+        reached, resumed = max(checkpoint.rounds(run / "checkpoints")), ("--resume",)
 
-    process = start("run", config, "--resume", "--out", run)
+    process = start("run", config, *resumed, "--out", run)
     wait_for_round(process, run, reached + 20)
     process.send_signal(number)
     code, _, err = finish(process)
@@ -255,6 +262,7 @@ def test_the_posterior_of_a_finished_run(tmp_path):
         assert told in said
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the draws of")  # twenty of them
 def test_clients_are_shown_where_the_shared_parameters_have_no_posterior(tmp_path):
     config, out = write_config(tmp_path, 1), tmp_path / "run"
@@ -270,6 +278,25 @@ def test_clients_are_shown_where_the_shared_parameters_have_no_posterior(tmp_pat
     assert "clients: fedpop after 1 rounds" in said
     code, said = call("posterior", out, "--shared")
     assert (code, len(said.strip().splitlines())) == (2, 1)
+
+
+def test_what_a_posterior_is_asked_of():
+    """Clients where the shared parameters have none; an error where nothing else was wanted."""
+
+    class Refused:
+        @property
+        def shared(self):
+            raise ValueError("no density")
+
+        def select(self, names, data):
+            return names
+
+    has = SimpleNamespace(posterior=SimpleNamespace(shared=object(), client=object()))
+    done = SimpleNamespace(method=has, posterior=Refused())
+    assert cli._posteriors(done, None, None, shared=False) == {"clients": None}
+    assert cli._posteriors(done, None, ["a"], shared=False) == {"clients": ["a"]}
+    with pytest.raises(ValueError, match="no density"):
+        cli._posteriors(done, None, None, shared=True)
 
 
 def test_names_of_a_summary_are_not_cut():

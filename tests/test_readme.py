@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from covey.cli import app
@@ -14,6 +15,21 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def test_the_python_examples_train():
+    """With few rounds, and without the posterior's questions."""
+    names: dict = {}
+    for code in blocks("python"):
+        short = re.sub(r"rounds=(\d+)0\b", r"rounds=\1", code)
+        exec(short.partition("fit.posterior")[0], names)
+    assert names["run"].round == 60
+    assert names["fit"].round == 30
+    assert names["run"].predict(names["patients"], client="va", data=names["new"]).mean.shape == (
+        5,
+        2,
+    )
+
+
+@pytest.mark.slow
 def test_the_python_examples_run():
     names: dict = {}
     for code in blocks("python"):
@@ -28,10 +44,6 @@ def test_the_python_examples_run():
     assert (
         intervals.loc[("switzerland", "intercept"), "lower_90"]
         > intervals.loc[("cleveland", "intercept"), "upper_90"]
-    )
-    assert names["run"].predict(names["patients"], client="va", data=names["new"]).mean.shape == (
-        5,
-        2,
     )
 
 

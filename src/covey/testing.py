@@ -99,7 +99,7 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
     larger = jitted(rows, jnp.int32(start), jnp.int32(count), 48)
     _need_same("with another capacity", found, larger)
     # The client's rows lie elsewhere in the storage, and other rows around them.
-    moved = jax.tree.map(lambda leaf: jnp.roll(leaf, 3, axis=0), rows)
+    moved = jax.tree.map(lambda leaf: jnp.asarray(np.roll(leaf, 3, axis=0)), data.rows)
     _need_same(
         "where rows lie elsewhere", found, jitted(moved, jnp.int32(start + 3), jnp.int32(count), 32)
     )
@@ -122,7 +122,7 @@ def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> Non
         kept = shared.kept(server)
         sizes = {leaf.shape[:2] for leaf in jax.tree.leaves(kept.draws)}
         assert len(sizes) == 1, f"kept draws are (size, chains, ...) in all arrays, got {sizes}"
-        draws = jax.vmap(jax.vmap(shared.describe))(kept.draws)
+        draws = jax.jit(jax.vmap(jax.vmap(shared.describe)))(kept.draws)
         _need_finite("of the kept draws", draws)
     elif isinstance(shared, Approximation):
         starts, counts = (
@@ -160,13 +160,15 @@ def _regression() -> FederatedData:
 def _need_finite(what: str, tree: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            assert bool(jnp.all(jnp.isfinite(leaf))), f"{what}, {_name(path)} is not finite"
+            assert np.all(np.isfinite(np.asarray(leaf))), f"{what}, {_name(path)} is not finite"
 
 
 def _need_no_nan(what: str, server: PyTree) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(server):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
-            assert not bool(jnp.any(jnp.isnan(leaf))), f"{what}, {_name(path)} of the server is NaN"
+            assert not np.any(np.isnan(np.asarray(leaf))), (
+                f"{what}, {_name(path)} of the server is NaN"
+            )
 
 
 def _need_same(what: str, one: PyTree, other: PyTree) -> None:

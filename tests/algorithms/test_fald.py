@@ -303,6 +303,7 @@ def partial_run():
     return run(method, data, rounds=rounds, seed=1, cohort=cohort.uniform(2), progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*own noise is averaged over few")
 def test_the_reported_error_is_the_error_where_chains_share_their_cohorts():
     """With one local step the mean of the law is the posterior mean exactly. Forty stretches of one

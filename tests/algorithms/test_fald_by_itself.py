@@ -1,5 +1,7 @@
 """FA-LD without a setting, on clients that are sorted by their outcomes."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -42,27 +44,32 @@ def values(run):
     return (table.loc[order, column].to_numpy() for column in ("mean", "sd", "mcse_mean"))
 
 
-@pytest.mark.parametrize("engine", ["simulate", "loop"])
-def test_a_gaussian_posterior_is_exact(engine):
+@pytest.mark.parametrize(
+    ("engine", "rounds", "bound"),  # about four standard errors of an sd
+    [
+        ("simulate", 300, 0.1),
+        pytest.param("simulate", None, 0.05, marks=pytest.mark.slow),
+        pytest.param("loop", 60, 0.35, marks=pytest.mark.slow),
+    ],
+)
+def test_a_gaussian_posterior_is_exact(engine, rounds, bound):
+    """Few rounds are told."""
     clients = sorted_clients(gaussian)
     design, y = pooled(clients)
     covariance = np.linalg.inv(design.T @ design + np.eye(3) / PRIOR**2)
     expected, sds = covariance @ design.T @ y, np.sqrt(np.diag(covariance))
     data = FederatedData.from_clients(clients)
     method = covey.fald(models.linear(), prior=PRIOR)
-    # The loop is slow: few draws, and it says so.
-    if engine == "loop":
-        with pytest.warns(UserWarning, match="has not settled after 60 rounds: there are 40 draws"):
-            run = covey.run(method, data, rounds=60, seed=1, engine=engine)
-    else:
-        run = covey.run(method, data, seed=1, engine=engine)
-        assert run.round >= 1020
+    told = rf"has not settled after {rounds} rounds: there are {(rounds or 0) - 20} draws"
+    with pytest.warns(UserWarning, match=told) if rounds else nullcontext():
+        run = covey.run(method, data, rounds=rounds, seed=1, engine=engine)
+    assert run.round == rounds if rounds else run.round >= 1020
     mean, sd, mcse = values(run)
     np.testing.assert_array_less(np.abs(mean - expected) / mcse, 4)
-    bound = 0.05 if engine == "simulate" else 0.35  # four standard errors of an sd
     np.testing.assert_allclose(sd, sds, rtol=bound)
 
 
+@pytest.mark.slow
 def test_a_skewed_posterior_of_sorted_clients():
     """Against a dense grid: what is left of drift and step size is below a tenth of an sd."""
     clients = sorted_clients(bernoulli)
@@ -96,6 +103,11 @@ def test_drift_is_told_with_numbers():
     with pytest.warns(UserWarning, match=r"drift apart in 10 local steps.*[0-9.]+ standard"):
         posterior = run.posterior.shared
     assert posterior.summary()["r_hat"].max() < 1.05
+
+
+@pytest.mark.slow
+def test_one_local_step_does_not_drift():
+    data = FederatedData.from_clients(sorted_clients(bernoulli), classes=2)
     alone = covey.fald(models.logistic(), prior=PRIOR, step_size=0.004, local_steps=1)
     _ = covey.run(alone, data, rounds=300, seed=1).posterior.shared
 

@@ -74,7 +74,7 @@ def fixed_point(steps, proximal=0.0, weights=COUNTS):
 @pytest.mark.parametrize(
     "steps", [10, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 60))]
 )
-@pytest.mark.parametrize("weighting", ["rows", "equal"])
+@pytest.mark.parametrize("weighting", ["rows", pytest.param("equal", marks=pytest.mark.slow)])
 def test_fedavg_stands_still_where_theory_says(steps, weighting):
     method = fedavg(
         models.linear(),
@@ -120,14 +120,14 @@ def test_fedprox_without_the_term_is_fedavg():
 
 
 def test_mb_sgd_is_gradient_descent_on_the_pooled_rows():
-    _, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 30)
+    engine, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 30)
     x, y = PROBLEM.data.rows
     design = np.column_stack([x, np.ones(len(x))])
     theta = np.zeros(4)
     for _ in range(30):
         theta -= STEP * design.T @ (design @ theta - y) / len(y)
     np.testing.assert_allclose(parameters(state.server.parameters), theta, rtol=1e-5)
-    _, state, _ = fit(mb_sgd(models.linear(), server_optimizer=optax.sgd(STEP)), 3000)
+    state, _ = engine.advance(state, 3000)
     np.testing.assert_allclose(
         parameters(state.server.parameters), PROBLEM.least_squares, rtol=1e-4, atol=1e-5
     )
@@ -201,8 +201,10 @@ def test_partial_participation_has_the_same_mean():
 
 @pytest.mark.parametrize(
     ("codec", "omega"),
-    [(channel.rand_k(k=2), 1.0), (channel.dithering(levels=8), 4 / (4 * 8**2))],
-    ids=["rand_k", "dithering"],
+    [
+        pytest.param(channel.rand_k(k=2), 1.0, id="rand_k", marks=pytest.mark.slow),
+        pytest.param(channel.dithering(levels=8), 4 / (4 * 8**2), id="dithering"),
+    ],
 )
 def test_a_lossy_channel_adds_noise_to_the_changes_and_none_to_the_weights(codec, omega):
     """With one full-gradient step per round FedAvg is gradient descent, and the channel's noise at
@@ -231,9 +233,21 @@ SGD = {"client_optimizer": optax.sgd(STEP), "batch_size": None}
     ("method", "shared"),
     [
         (fedavg(models.linear(), **SGD), lambda server: server.parameters),
-        (mixture(models.linear(), components=1, **SGD), lambda server: server.parameters),
-        (pfedme(models.linear(), proximal=2.0, step=0.4), lambda server: server.parameters),
-        (apfl(models.linear(), **SGD), lambda server: server.parameters),
+        pytest.param(
+            mixture(models.linear(), components=1, **SGD),
+            lambda server: server.parameters,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            pfedme(models.linear(), proximal=2.0, step=0.4),
+            lambda server: server.parameters,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            apfl(models.linear(), **SGD),
+            lambda server: server.parameters,
+            marks=pytest.mark.slow,
+        ),
         (
             fedper(models.split_network(models.linear(), personal="bias"), **SGD),
             lambda server: server.shared.parameters,

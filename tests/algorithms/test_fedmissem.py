@@ -16,7 +16,6 @@ from covey.channel import dithering
 from covey.core import cohort, tree
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
-from covey.engines.record import Diverged
 from covey.engines.simulate import Simulation
 from covey.models import matrix_completion
 from covey.models.cell_families import family_of
@@ -88,6 +87,13 @@ def objective(family, data, factors, effects=False):
         "negative_binomial": (y + 3) * jnp.log(3 + jnp.exp(theta)),
     }[family]
     return jnp.sum(psi - y * theta) + penalty
+
+
+@functools.cache
+def engine_of(memory_rate):
+    """An engine for Gaussian cells, compiled once for all tests."""
+    with jax.enable_x64(True):
+        return Simulation(fedmissem(model_of(), memory_rate=memory_rate), observations(), seed=0)
 
 
 def dense_sums(data):
@@ -163,7 +169,7 @@ def test_the_form_svd_ends_where_the_alternating_one_does(family):
     """Poisson cells take T by Newton steps on completed matrices."""
     data = observations(family)
     engine = Simulation(fedmissem(model_of(family), form="svd", completions=2), data, seed=0)
-    state, _ = engine.advance(engine.start(), 1000)
+    state, _ = engine.advance(engine.start(), 1000 if family == "gaussian" else 400)
     u, v = state.server.factors
     other = paths(family, "observed")[1].server.factors
     np.testing.assert_allclose(u @ v.T, other.rows @ other.columns.T, atol=1e-3)
@@ -186,7 +192,7 @@ def test_too_few_completions_are_raised_until_the_objective_falls(family):
         engine = Simulation(fedmissem(model_of(family), completions=completions), data, seed=0)
         _, lines = engine.advance(engine.start(), 200)
         ends[completions] = lines[-1]["train_loss"]
-        assert lines[-1]["completions"] == 8 if completions is None else 1 < 8
+        assert 1 < lines[-1]["completions"] <= 8
     assert ends[1] == pytest.approx(ends[None], abs=1e-3)
 
 
@@ -212,12 +218,11 @@ def test_an_upload_may_be_about_some_lines(lines):
     """Lines of one side do not depend on each other: a pass over all of them is the same, in more
     rounds and with fewer values sent.
     """
-    data = observations("poisson")
     blocks = -(-J // lines) + -(-L // lines)
+    method = fedmissem(model_of(), lines_per_upload=lines, memory_rate=0.5)
+    some = Simulation(method, observations(), seed=0)
     ends, bits = [], []
-    for per_upload, rounds in ((None, 8), (lines, 4 * blocks)):
-        method = fedmissem(model_of("poisson"), lines_per_upload=per_upload, memory_rate=0.7)
-        engine = Simulation(method, data, seed=0)
+    for engine, rounds in ((engine_of(0.5), 8), (some, 4 * blocks)):
         state, records = engine.advance(engine.start(), rounds)
         ends.append(state.server.factors)
         bits.append(sum(record["bits_up"] for record in records))
@@ -248,8 +253,7 @@ def test_two_rounds_are_two_half_steps_on_completed_matrices():
     """S is dense here: the mean over observers of their completed matrices, as in the paper's
     algorithm.
     """
-    data = observations()
-    engine = Simulation(fedmissem(model_of()), data, seed=0)
+    data, engine = observations(), engine_of(0.0)
     state = engine.start()
     u, v = (np.asarray(leaf) for leaf in state.server.factors)
     cells, y = np.asarray(data.rows.x), np.asarray(data.rows.y, float)
@@ -292,10 +296,10 @@ def paths(family, curvature, effects=False):
     ("family", "curvature", "effects"),
     [
         pytest.param("gaussian", "completed", False, marks=pytest.mark.slow),
-        ("gaussian", "observed", False),
+        pytest.param("gaussian", "observed", False, marks=pytest.mark.slow),
         ("poisson", "completed", False),
         ("poisson", "observed", False),
-        ("negative_binomial", "observed", False),
+        pytest.param("negative_binomial", "observed", False, marks=pytest.mark.slow),
         pytest.param("bernoulli", "observed", True, marks=pytest.mark.slow),
         pytest.param("gaussian", "completed", True, marks=pytest.mark.slow),
         pytest.param("poisson", "observed", True, marks=pytest.mark.slow),
@@ -325,8 +329,11 @@ def test_both_curvatures_end_in_the_same_place(family):
     np.testing.assert_allclose(first, second, atol=1e-3)
 
 
-def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
-    data = observations()
+@pytest.mark.parametrize(
+    ("rounds", "atol"), [(300, 1e-3), pytest.param(1500, 1e-5, marks=pytest.mark.slow)]
+)
+def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix(rounds, atol):
+    data = observations(overlap=False)
     method = fedmissem(model_of(curvature="observed"), step_size=0.2, memory_rate=0.3)
     engine = Simulation(
         method,
@@ -337,11 +344,10 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
         faults=Faults(dropout=0.1),
         chunk=4,
     )
-    state, lines = engine.advance(engine.start(), 1500)
-    assert sum(line["lost"] for line in lines) > 100
+    state, lines = engine.advance(engine.start(), rounds)
+    assert sum(line["lost"] for line in lines) > rounds / 15
     u, v = state.server.factors
-    exact = paths("gaussian", "observed")[1].server.factors
-    np.testing.assert_allclose(u @ v.T, exact.rows @ exact.columns.T, atol=1e-3)
+    np.testing.assert_allclose(u @ v.T, soft_impute(data), atol=atol)
     summed = jax.tree.map(lambda leaf: np.asarray(leaf).sum(0), state.nodes.state.memory)
     jax.tree.map(
         lambda m, total: np.testing.assert_allclose(m, total, atol=1e-8),
@@ -353,9 +359,7 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix():
 
 def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_lost():
     data = observations()
-    whole = [
-        Simulation(fedmissem(model_of(), memory_rate=rate), data, seed=0) for rate in (0.0, 0.5)
-    ]
+    whole = [engine_of(rate) for rate in (0.0, 0.5)]
     without, with_memory = (engine.advance(engine.start(), 6)[0].server.factors for engine in whole)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), without, with_memory)
     remembering = whole[1].setup.algorithm
@@ -444,11 +448,8 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
     engine = Simulation(fedmissem(model_of(family)), data, seed=0)
     _, lines = engine.advance(engine.start(), 2)
     assert [line["diverged"] for line in lines] == [len(wrong)] * 2
-    alone = Simulation(fedmissem(model_of(family)), data.subset([1]), seed=0)
-    with pytest.raises(Diverged, match="none of the 1 uploads"):
-        alone.advance(alone.start(), 1)
-    method = alone.setup.algorithm
-    down = method.broadcast(alone.start().server)
+    method = engine.setup.algorithm
+    down = method.broadcast(engine.start().server)
     assert "1 of its rows are no observations of a 12 x 9 matrix" in method.hooks.diagnose(
         down, data.shard(1, "train")
     )

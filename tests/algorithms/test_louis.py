@@ -83,6 +83,7 @@ def assert_errors(found, expected, rtol=0.05):
         np.testing.assert_allclose(found[name], value, rtol=rtol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     """To five Monte Carlo errors, which the batches tell; these are 2 % of the largest value."""
     made = clients()
@@ -218,6 +219,7 @@ def test_what_cannot_be_had(theta):
         fit(Down(large, jnp.ones(())), spec, never)
 
 
+@pytest.mark.slow
 def test_a_law_that_is_given_is_known(theta):
     """Its deviation has no error; the others have those of generalised least squares."""
     joint, made = joint_of(MODEL, models.fixed(scale=0.8)), clients(6)

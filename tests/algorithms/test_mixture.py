@@ -49,14 +49,16 @@ def designs(data):
         yield np.column_stack([x, np.ones(len(y))]).astype(float), np.asarray(y, float)
 
 
-def test_one_component_is_fedavg():
+@pytest.mark.parametrize(
+    "model", [models.logistic(), pytest.param(models.mlp(hidden=(4,)), marks=pytest.mark.slow)]
+)
+def test_one_component_is_fedavg(model):
     options = {
         "client_optimizer": optax.sgd(0.1, momentum=0.9),
         "server_optimizer": optax.adam(0.05),
         "batch_size": 8,
         "epochs": 2,
     }
-    model = models.mlp(hidden=(4,))
     state, lines = fit(mixture(model, components=1, **options), LABELS, 5)
     plain, plain_lines = fit(fedavg(model, **options), LABELS, 5)
     for one, other in zip(
@@ -115,7 +117,8 @@ def test_rounds_are_those_of_the_paper(float64, weighting):
     np.testing.assert_allclose([lines[-1][f"users_{m}"] for m in range(3)], users)
 
 
-def test_weights_of_zero_and_one_are_clusters():
+@pytest.mark.parametrize("clusters", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)])
+def test_weights_of_zero_and_one_are_clusters(clusters):
     """Each cluster then runs FedAvg on its own; as others' rows count in the average, its step is
     its share of the rows.
     """
@@ -129,7 +132,7 @@ def test_weights_of_zero_and_one_are_clusters():
     state, lines = engine.advance(start, 5)
     np.testing.assert_array_equal(state.nodes.state.weights, np.eye(3)[member])
     components, first = coefficients(state.server.parameters), start.server.parameters
-    for cluster in (0, 1):
+    for cluster in clusters:
         some = LABELS.subset(np.flatnonzero(member == cluster))
         share = some.counts("train").sum() / sum(SIZES)
         alone = Simulation(
@@ -157,6 +160,7 @@ def test_weights_of_zero_and_one_are_clusters():
     assert pooled["weight_1"] == pytest.approx((40 + 12 + 25) / sum(SIZES))
 
 
+@pytest.mark.slow
 def test_the_likelihood_never_falls(float64):
     """One step of all rows, shorter than the inverse of the curvature, lowers EM's bound, and so
     (6).
@@ -177,6 +181,7 @@ def test_the_likelihood_never_falls(float64):
     assert values[-1] < values[0] - 0.1
 
 
+@pytest.mark.slow
 def test_components_and_weights_are_found():
     data, truth = mixture_of_linear(1, 60, 10, 3, alpha=0.4, test_rows=0)
     data = data.limited(train_rows=320, seed=0)

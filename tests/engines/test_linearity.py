@@ -34,9 +34,9 @@ NOT_LINEAR = r"not linear in the sum of the uploads \(.*\), .* SGD"
     ("method", "message"),
     [
         (lambda: network(optax.adam(1e-4)), NOT_LINEAR),
-        (lambda: network(optax.yogi(1e-4)), NOT_LINEAR),
-        (lambda: network(optax.sign_sgd(1e-5)), NOT_LINEAR),
-        (
+        pytest.param(lambda: network(optax.yogi(1e-4)), NOT_LINEAR, marks=pytest.mark.slow),
+        pytest.param(lambda: network(optax.sign_sgd(1e-5)), NOT_LINEAR, marks=pytest.mark.slow),
+        pytest.param(
             lambda: mixture(
                 models.linear(),
                 components=2,
@@ -45,6 +45,7 @@ NOT_LINEAR = r"not linear in the sum of the uploads \(.*\), .* SGD"
                 steps=1,
             ),
             NOT_LINEAR,
+            marks=pytest.mark.slow,
         ),
         (lambda: fedem(models.gaussian_mixture(components=2)), "not linear in the sum"),
         (METHODS["fedpa"], "not linear in the sum"),  # linear until its burn-in ends
@@ -61,9 +62,11 @@ def test_methods_that_need_a_server_are_refused(method, message):
     "method",
     [
         remembering,
-        lambda: network(optax.sgd(1e-4)),
+        pytest.param(lambda: network(optax.sgd(1e-4)), marks=pytest.mark.slow),
         lambda: network(optax.sgd(0.5, momentum=0.9, nesterov=True)),
-        lambda: network(optax.sgd(optax.exponential_decay(1.0, 1, 0.5))),
+        pytest.param(
+            lambda: network(optax.sgd(optax.exponential_decay(1.0, 1, 0.5))), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_methods_with_a_linear_step_pass(method):

@@ -33,8 +33,15 @@ def wild(scale: float) -> FederatedData:
     return FederatedData.from_clients(clients)
 
 
-@pytest.mark.parametrize("engine", [Simulation, Loop])
-@pytest.mark.parametrize("make", [fedavg, local])
+@pytest.mark.parametrize(
+    ("engine", "make"),
+    [
+        (Simulation, fedavg),
+        (Loop, local),
+        pytest.param(Simulation, local, marks=pytest.mark.slow),
+        pytest.param(Loop, fedavg, marks=pytest.mark.slow),
+    ],
+)
 def test_a_diverging_client_is_left_out_counted_and_named(engine, make):
     method = make(models.linear(), client_optimizer=STEP, epochs=3)
     with_it = engine(method, wild(1e30), seed=0)

@@ -57,7 +57,7 @@ def pooled(data):
     ("kind", "options"),
     [
         ("full", {"tol": 1e-4}),
-        ("tied", {"rounds": 4, "ridge": 0.01}),
+        pytest.param("tied", {"rounds": 4, "ridge": 0.01}, marks=pytest.mark.slow),
         pytest.param("diag", {"tol": 1e-4}, marks=pytest.mark.slow),
     ],
 )

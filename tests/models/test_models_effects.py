@@ -100,7 +100,14 @@ def test_the_walk_covers_the_table():
     assert all(factory.__name__ == name for name, factory in LAWS.items())
 
 
-@pytest.mark.parametrize(("name", "effects"), ALL)
+@pytest.mark.parametrize(
+    ("name", "effects"),
+    [
+        pytest.param(name, effects, marks=pytest.mark.slow if twice else ())
+        for name, effects in ALL
+        for twice in [effects == (2 if name in ("energy", "mixture") else 1)]
+    ],
+)
 def test_density_and_draws_are_of_one_law(name, effects):
     case = cases(effects)[name]
     law, beta, at = case.law, case.beta, grid(case, effects)

@@ -81,7 +81,33 @@ def test_clients_are_ordered_from_the_worst(done):
     assert list(bars.y) == sorted(done.clients["accuracy"])
 
 
-@pytest.mark.parametrize("splits", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_demo_shows_its_results(tmp_path, monkeypatch):
+    """Of two hospitals and made-up numbers: the best of each is marked."""
+    lines = pd.DataFrame(
+        [
+            (0, hospital, method, 30, 0.5 + place / 10, 0.4, 0.1)
+            for hospital in ("cleveland", "va*")
+            for place, method in enumerate(demo.METHODS)
+        ],
+        columns=["split", "hospital", "method", "test_rows", *demo.MEASURES],
+    )
+    effects = pd.DataFrame(
+        {"estimate": [0.5, -1.0], "low": [0.25, -2.0], "high": [0.75, 0.0]}, index=["age", "ca"]
+    )
+    monkeypatch.setattr(demo, "compare", lambda console: demo.Outcome(lines, 80_000))
+    monkeypatch.setattr(demo, "find", lambda: demo.Findings(effects, effects[:1]))
+    text = StringIO()
+    demo.main(tmp_path, Console(file=text, width=100, force_terminal=True, highlight=False))
+    assert "\x1b[1;32m0.800 ± nan" in text.getvalue()
+    assert "0.50 (0.25, 0.75)" in text.getvalue()
+    assert "sent 10 kB" in text.getvalue()
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "results.csv"), lines)
+    assert list(pd.read_csv(tmp_path / "effects.csv")["name"]) == ["age", "ca", "age"]
+    assert (tmp_path / "figure.html").stat().st_size > 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 2])
 def test_the_demo_says_what_it_found(tmp_path, monkeypatch, splits):
     monkeypatch.setattr(demo, "SPLITS", splits)
     monkeypatch.setattr(demo, "ROUNDS", 20)
