@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, fald, linear, million, mixed, mixture, posterior
+from benchmarks import cnn, fald, linear, marginal, million, mixed, mixture, posterior
 
 
 def main() -> None:
@@ -14,6 +14,7 @@ def main() -> None:
     cnn.main()
     fald.main()
     mixed.main()
+    marginal.main()
     mixture.main()
     posterior.main()
     million.main()

@@ -94,3 +94,25 @@ def test_a_generalised_mixed_model_has_the_pooled_estimates(name, family, data_d
     data = covey.load(name)
     run = covey.run(covey.marginal(model), data, rounds=ROUNDS, seed=0, progress=False)
     assert_equal(run, pooled_fits.intercepts(pooled_fits.Pooled.of(data), family))
+
+
+def test_models_are_compared_as_in_lme4(data_dir):
+    """The numbers that lme4 prints for sleepstudy: anova() of two fits by maximum likelihood."""
+    larger = linear_fits("sleepstudy", "ml")[0].posterior.shared.law
+    assert larger.aic == pytest.approx(1763.9393, abs=1e-3)
+    assert larger.bic == pytest.approx(1783.0971, abs=1e-3)
+    method = covey.marginal(models.mixed_linear())
+    smaller = covey.run(method, covey.load("sleepstudy"), progress=False).posterior.shared.law
+    found = larger.compare(smaller)
+    assert found.statistic == pytest.approx(42.1393, abs=1e-3)
+    assert found.degrees_of_freedom == 2
+    assert found.p_value == pytest.approx(7.07e-10, rel=1e-2)
+    with pytest.raises(ValueError, match=r"write larger\.compare\(smaller\)"):
+        smaller.compare(larger)
+    restricted = linear_fits("sleepstudy", "reml")[0].posterior.shared.law
+    with pytest.raises(ValueError, match="these are 'ml' and 'reml'"):
+        larger.compare(restricted)
+    with pytest.raises(ValueError, match="different coefficients cannot be compared"):
+        restricted.compare(restricted._replace(names=("intercept", "sd[intercept]")))
+    with pytest.raises(ValueError, match="fitted to 180 and 100"):
+        larger.compare(smaller._replace(rows=100))

@@ -61,9 +61,13 @@ def pooled_model(family, slopes, wide, effects, noise):
             unit = numpyro.sample("unit", dist.LKJCholesky(count, 2.0))
             numpyro.deterministic("cor", (unit @ unit.T)[0, 1][None])
             root = sd[:, None] * unit
-        white = numpyro.sample("white", dist.Normal(0, 1).expand([clients, count]).to_event(2))
-        z = white @ root.T
-        numpyro.deterministic("own", intercept + z[:, 0])
+        if clients < 10:  # clients with many rows, where this form mixes better
+            own = numpyro.sample("own", dist.Normal(intercept, sd[0]).expand([clients]).to_event(1))
+            z = (own - intercept)[:, None]
+        else:
+            white = numpyro.sample("white", dist.Normal(0, 1).expand([clients, count]).to_event(2))
+            z = white @ root.T
+            numpyro.deterministic("own", intercept + z[:, 0])
         design = jnp.column_stack([jnp.ones(len(x)), *(x[:, j] for j in slopes)])
         predictor = intercept + x @ weights + jnp.sum(design * z[client], axis=1)
         if family == "linear":

@@ -72,7 +72,7 @@ def marginal(
                        `.law.compare(smaller.law)` is a likelihood-ratio test
         "posterior"    the posterior: points of a Student t distribution around the mode, weighted
                        by the exact posterior density, which takes one round. Pareto smoothing tells
-                       how good that is (`.law.k_hat`); above 0.7, or with too few effective draws,
+                       how good that is (`.law.k_hat`); above 0.5, or with too few effective draws,
                        the points are moved and more are asked for, up to four times.
                        `.law.leave_one_client_out()` is a predictive measure to compare models by
 

@@ -12,6 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 HIGHEST_K = 0.7  # above, Pareto smoothed importance sampling is not reliable
+GOOD_K = 0.5  # up to here the weights have a finite variance
+_WIDEST = 1.6  # how much wider a proposal is than its points where these have heavy tails
 _FREEDOM = 6.0  # degrees of freedom of the proposal: tails heavier than those of most posteriors
 
 
@@ -72,10 +74,10 @@ def importance_sample(
 ) -> Weighted:
     """Points of a distribution, weighted by its density over that of Student t proposals.
 
-    The first proposal has the mean and covariance given. While Pareto smoothing finds the weights
-    unreliable, or the points are worth fewer than `draws` independent ones, the proposal is moved
-    to the weighted mean and covariance of all points, and points are asked for again; each point is
-    weighted by the mixture of all proposals.
+    The first proposal has the mean and covariance given. While the weights have no finite variance
+    (k-hat above 0.5), or the points are worth fewer than `draws` independent ones, the proposal is
+    moved to the weighted mean and covariance of all points, wider where tails are heavy, and as
+    many points again are asked for; each point is weighted by the mixture of all proposals.
 
     Args:
         log_density: (points) -> log density at each, up to a constant.
@@ -100,25 +102,21 @@ def importance_sample(
     """
     from arviz_stats.base.array import array_stats  # takes a second to import
 
-    proposals = [Student(mean, _root(covariance))]
-    counts: list[int] = []
-    points, values = np.zeros((0, len(mean))), np.zeros(0)
     count = draws + draws // 2
-    asked = 0
+    proposals = [Student(mean, _root(covariance))]
+    points, values = np.zeros((0, len(mean))), np.zeros(0)
     while True:
-        asked += 1
-        new = proposals[-1].draw(seed + asked, count)
-        counts.append(count)
+        new = proposals[-1].draw(seed + len(proposals), count)
         points, values = np.concatenate([points, new]), np.append(values, log_density(new))
-        shares = np.log(np.array(counts) / len(points))
         each = np.stack([one.log_density(points) for one in proposals])
-        raw = values - np.logaddexp.reduce(each + shares[:, None])
+        raw = values - np.logaddexp.reduce(each)
         raw = np.where(np.isfinite(raw), raw, -1e300)
         kept, k_hat = array_stats.psislw(raw.max() - raw)  # it takes negative log weights
         log_weights = np.asarray(kept, float)
         weights = np.exp(log_weights - log_weights.max())
-        found = Weighted(points, weights / weights.sum(), float(k_hat), asked)
-        if asked >= most or (found.k_hat <= HIGHEST_K and found.effective >= draws):
+        found = Weighted(points, weights / weights.sum(), float(k_hat), len(proposals))
+        good = found.k_hat <= GOOD_K and found.effective >= draws
+        if good or len(proposals) >= most:
             return found
         proposals.append(_moved(points, raw))
 
@@ -183,10 +181,12 @@ def systematic(
 
 
 def _moved(points: Float[np.ndarray, "points k"], log_weights: np.ndarray) -> Student:
-    """The proposal with the weighted moments of the points. Weights of few points are flattened
+    """The proposal with the weighted moments of the points, wider along parameters with heavy
+    tails: where points are missing, their weights do not tell. Weights of few points are flattened
     first, until ten points per dimension count.
     """
     least = min(10.0 * points.shape[1], len(points) / 2)
+    weights = np.full(len(points), 1 / len(points))
     for power in (1.0, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05):
         weights = np.exp(power * (log_weights - log_weights.max()))
         weights /= weights.sum()
@@ -194,7 +194,10 @@ def _moved(points: Float[np.ndarray, "points k"], log_weights: np.ndarray) -> St
             break
     mean = weights @ points
     off = points - mean
-    return Student(mean, _root((off.T * weights) @ off))
+    covariance = (off.T * weights) @ off
+    kurtosis = weights @ (off / np.sqrt(np.diagonal(covariance))) ** 4
+    wider = 1 + np.clip((kurtosis - 3) / 4, 0, _WIDEST - 1)
+    return Student(mean, wider[:, None] * _root(covariance))
 
 
 def _root(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
