@@ -1,13 +1,31 @@
+import gc
 import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Tests compile many small programs and run each for a moment: quick compilation beats quick
-# programs. Set before JAX is imported.
+# programs. The older emitters of fused loops compile in half the time. Set before JAX is imported.
 os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false",
 )
+
+# Examples that are the same each time, and no limits of time: others may be using the machine.
+settings.load_profile("ci")
+
+# Tracing makes many small objects: the default thresholds look through all of JAX, again and again.
+gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave out of garbage collection what was imported, and collect less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

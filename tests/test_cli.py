@@ -116,12 +116,15 @@ def call(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
-    """kill -9 at a random moment, resume, Ctrl-C, resume, SIGTERM, resume: the metrics and the
-    final state of a run left alone.
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path, number):
+    """kill -9 at a random moment, resume, stop by Ctrl-C, resume: the metrics and the final state
+    of a run left alone. Rounds without end until the last command, however fast the machine is.
     """
-    rounds, moments = 1500, random.Random(0)
-    config, run = write_config(tmp_path, rounds), tmp_path / "run"
+    moments = random.Random(0)
+    config, run = write_config(tmp_path, 10**6), tmp_path / "run"
 
     process = start("run", config, "--out", run)
     wait_for_round(process, run, 5 * moments.randrange(1, 20))
@@ -129,40 +132,27 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path):
     process.kill()
     finish(process)
     reached = max(checkpoint.rounds(run / "checkpoints"))
-    assert reached < rounds, "it had finished before it was killed"
 
     process = start("run", config, "--resume", "--out", run)
-    wait_for_round(process, run, reached + 100)
-    process.send_signal(signal.SIGINT)
+    wait_for_round(process, run, reached + 20)
+    process.send_signal(number)
     code, _, err = finish(process)
     assert code == 130, err
-    assert f"covey run {run}/config.toml --resume --out {run}" in err
+    assert f"to continue: covey run {run}/config.toml --resume --out {run}" in err
     assert "stopped after round" in err
     assert "Traceback" not in err
     stopped = max(checkpoint.rounds(run / "checkpoints"))
     assert len(lines(run)) == stopped  # the checkpoint is of the last round that was run
-    assert reached < stopped < rounds
+    assert reached < stopped
 
-    process = start("run", config, "--resume", "--out", run)
-    wait_for_round(process, run, stopped + 100)
-    process.terminate()
-    code, _, err = finish(process)
-    assert code == 130, err
-    assert "to continue: covey run" in err
-    assert stopped < max(checkpoint.rounds(run / "checkpoints")) < rounds
+    enough = ("--set", f"run.rounds={stopped + 12}")
+    code, said = call("run", run / "config.toml", "--resume", "--out", run, *enough)
+    assert code == 0, said
+    assert f"{stopped + 12} rounds of fedavg on 3 clients" in said
+    assert "held-out clients, test rows: accuracy" in said
 
-    code, out, err = finish(
-        start("run", run / "config.toml", "--resume", "--out", run)
-    )  # as the hint says
-    assert code == 0, err
-    assert f"{rounds} rounds of fedavg on 3 clients" in out
-    assert "held-out clients, test rows: accuracy" in out
-
-    settings = configuration.read(config)
-    whole = configuration.execute(
-        settings, configuration.build(settings), out=tmp_path / "whole", progress=False
-    )
-    assert whole.round == rounds
+    code, said = call("run", config, "--out", tmp_path / "whole", *enough)
+    assert code == 0, said
     assert lines(run) == lines(tmp_path / "whole")
     assert final_state(run) == final_state(tmp_path / "whole")
 
@@ -428,7 +418,7 @@ def test_version():
     assert call("--version")[1].startswith("covey 0.")
 
 
-def test_help_is_quick_and_light():
+def test_help_imports_nothing_heavy():
     code = (
         "import sys; sys.argv = ['covey', '--help']\n"
         "from covey import cli\n"
@@ -437,17 +427,9 @@ def test_help_is_quick_and_light():
         "print(sorted({'jax', 'numpy', 'pandas', 'plotly', 'pydantic', 'optax', 'scipy', 'xarray'} "
         "& set(sys.modules)))"
     )
-
-    def seconds() -> float:
-        begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        )
-        assert done.stdout.splitlines()[-1] == "[]"
-        assert "reproduce" in done.stdout
-        return time.perf_counter() - begin
-
-    assert min(seconds() for _ in range(3)) < 0.5  # the fastest: others may be using the machine
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "reproduce" in done.stdout
 
 
 def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch):

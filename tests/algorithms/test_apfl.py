@@ -103,8 +103,7 @@ def by_hand(rounds, steps, share, share_step, weights):
     return common, own, shares
 
 
-@pytest.mark.parametrize("weighting", ["rows", "equal"])
-@pytest.mark.parametrize("share_step", [None, ALPHA_STEP])
+@pytest.mark.parametrize(("weighting", "share_step"), [("rows", ALPHA_STEP), ("equal", None)])
 def test_rounds_are_those_of_the_paper(weighting, share_step):
     options = {
         "client_optimizer": optax.sgd(STEP),
@@ -127,7 +126,13 @@ def test_rounds_are_those_of_the_paper(weighting, share_step):
 
 def test_a_learned_share_stays_between_zero_and_one():
     state, _ = fit(
-        apfl(models.linear(), alpha=0.3, alpha_step=1e3, client_optimizer=optax.sgd(STEP), steps=3),
+        apfl(
+            models.linear(),
+            alpha=0.3,
+            alpha_step=1e3,
+            client_optimizer=optax.sgd(STEP),
+            batch_size=None,
+        ),
         4,
     )
     shares = np.asarray(state.nodes.state.alpha)

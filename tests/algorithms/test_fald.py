@@ -11,7 +11,8 @@ import xarray
 from problems import linear_gaussian
 
 from covey import models
-from covey.algorithms.fald import Down, fald
+from covey.algorithms.fald import fald
+from covey.algorithms.fald_walk import Down
 from covey.core import cohort
 from covey.core.keys import Stream, key_for, root_key, without_replacement
 from covey.core.shard import Shard
@@ -57,7 +58,7 @@ def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_s
     """Pooled rows, one gradient, one noise: theta - eta (grad f + noise of minibatches) + sqrt(2
     eta tau) xi.
     """
-    seed, eta, tau, chains, rounds = 3, 2e-4, 0.7, 2, 6
+    seed, eta, tau, chains, rounds = 3, 2e-4, 0.7, 2, 3
     with jax.enable_x64(True):
         method = fald(
             MODEL,
@@ -76,13 +77,11 @@ def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_s
             gradient, xi = theta / PRIOR**2, 0.0
             for client, (design, y) in enumerate(clients()):
                 xi = xi + np.sqrt(SHARE[client]) * own_noise(seed, t, client, 0, 4, chains)
-                for chain in range(chains):
-                    some = (
-                        slice(None)
-                        if batch_size is None
-                        else own_batch(seed, t, client, 0, chains, len(y), batch_size)[chain]
-                    )
-                    scale = 1.0 if batch_size is None else len(y) / batch_size
+                batches, scale = [slice(None)] * chains, 1.0
+                if batch_size is not None:
+                    batches = own_batch(seed, t, client, 0, chains, len(y), batch_size)
+                    scale = len(y) / batch_size
+                for chain, some in enumerate(batches):
                     residual = design[some] @ theta[:, chain] - y[some]
                     gradient[:, chain] += scale * design[some].T @ residual / NOISE**2
             theta = theta - eta * gradient + np.sqrt(2 * eta * tau) * xi

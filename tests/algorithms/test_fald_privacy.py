@@ -13,7 +13,8 @@ import pytest
 from problems import linear_gaussian
 
 from covey import models
-from covey.algorithms.fald import Down, fald
+from covey.algorithms.fald import fald
+from covey.algorithms.fald_walk import Down
 from covey.channel.identity import identity
 from covey.core import cohort
 from covey.core.algorithm import Plan

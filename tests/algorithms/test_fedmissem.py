@@ -158,7 +158,7 @@ def test_the_form_svd_is_the_papers_algorithm_step_for_step():
     assert lines[0]["bits_up"] == OBSERVERS * 64 * (J * L + 2)
 
 
-@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+@pytest.mark.parametrize("family", [pytest.param("gaussian", marks=pytest.mark.slow), "poisson"])
 def test_the_form_svd_ends_where_the_alternating_one_does(family):
     """Poisson cells take T by Newton steps on completed matrices."""
     data = observations(family)
@@ -207,7 +207,7 @@ def test_observers_who_saw_a_cell_more_than_once_count_as_often():
     assert losses[-1] < min(losses[:20])
 
 
-@pytest.mark.parametrize("lines", [9, 5])
+@pytest.mark.parametrize("lines", [pytest.param(9, marks=pytest.mark.slow), 5])
 def test_an_upload_may_be_about_some_lines(lines):
     """Lines of one side do not depend on each other: a pass over all of them is the same, in more
     rounds and with fewer values sent.
@@ -291,7 +291,7 @@ def paths(family, curvature, effects=False):
 @pytest.mark.parametrize(
     ("family", "curvature", "effects"),
     [
-        ("gaussian", "completed", False),
+        pytest.param("gaussian", "completed", False, marks=pytest.mark.slow),
         ("gaussian", "observed", False),
         ("poisson", "completed", False),
         ("poisson", "observed", False),
@@ -316,7 +316,8 @@ def test_the_objective_never_rises_and_ends_where_its_gradient_is_zero(family, c
 
 
 @pytest.mark.parametrize(
-    "family", ["gaussian", "poisson", pytest.param("bernoulli", marks=pytest.mark.slow)]
+    "family",
+    ["poisson", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gaussian", "bernoulli"))],
 )
 def test_both_curvatures_end_in_the_same_place(family):
     ends = [paths(family, curvature)[1].server.factors for curvature in ("completed", "observed")]
@@ -359,9 +360,11 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-10), without, with_memory)
     remembering = whole[1].setup.algorithm
     first, shard = remembering.broadcast(whole[1].start().server), data.shard(0, "train")
-    local = remembering.client(
-        jax.random.key(0), first, remembering.init_client(jax.random.key(0), first, shard), shard
-    )
+    local = jax.jit(
+        lambda key: remembering.client(
+            key, first, remembering.init_client(key, first, shard), shard
+        )
+    )(jax.random.key(0))
     memory = remembering.commit(local.pending, local.up)
     np.testing.assert_allclose(memory.memory.rows.gradient, 0.5 * local.up.sums.gradient)
     assert not np.any(memory.memory.columns.gradient)  # it was the rows' turn
@@ -376,7 +379,8 @@ def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_l
     draws = jax.jit(jax.vmap(functools.partial(gradient, method)))(
         jax.random.split(jax.random.key(1), 4000)
     )
-    exact = gradient(fedmissem(model_of(), memory_rate=0.0), jax.random.key(0))
+    all_cells = functools.partial(gradient, fedmissem(model_of(), memory_rate=0.0))
+    exact = jax.jit(all_cells)(jax.random.key(0))
     error = np.asarray(draws).std(0) / np.sqrt(len(draws))
     assert np.all(np.abs(np.asarray(draws).mean(0) - exact) <= 5 * error + 1e-12)
 

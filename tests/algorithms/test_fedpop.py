@@ -64,7 +64,7 @@ def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
     assert np.all(surplus < 0.05)
 
 
-@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+@pytest.mark.parametrize("covariance", [pytest.param("diagonal", marks=pytest.mark.slow), "full"])
 def test_both_forms_of_the_gradient_are_those_of_the_marginal_likelihood(theta, covariance):
     """With draws of the posterior itself; a covariance that happens to be diagonal has the same
     likelihood.
@@ -82,9 +82,9 @@ def test_both_forms_of_the_gradient_are_those_of_the_marginal_likelihood(theta, 
         fed = fedpop(
             models.mixed_linear(scale=NOISE, slopes=SLOPES), step_size=3.0, draws=50, **options
         )
-        start = fed.init_client(keys[0], Down(theta, jnp.ones(())), data)
 
-        def upload(key, fed=fed, start=start):
+        def upload(key, fed=fed):
+            start = fed.init_client(keys[0], Down(theta, jnp.ones(())), data)
             return fed.client(key, Down(theta, jnp.ones(())), start, data).up
 
         up = jax.jit(jax.vmap(upload))(keys)
@@ -307,7 +307,8 @@ def test_the_server_climbs_with_its_priors_and_keeps_the_bounds(theta):
         Gaussian(jnp.array([0.1, 0.2]), jnp.array([9.0, -9.0])),
     )
     aggregate = Aggregate(weighted=gradient, plain=None, weight=jnp.ones(()), count=jnp.ones(()))
-    found = fed.server(jax.random.key(0), start._replace(theta=theta), aggregate)[0].theta
+    server = jax.jit(lambda at: fed.server(jax.random.key(0), at, aggregate)[0].theta)
+    found = server(start._replace(theta=theta))
     expected = THETA.phi.weight + 0.1 * (np.array([1.0, -2.0]) - THETA.phi.weight / 4)
     np.testing.assert_allclose(found.phi.weight, expected)
     np.testing.assert_allclose(
@@ -409,7 +410,7 @@ def test_phi_is_projected(theta, bounds):
     np.testing.assert_allclose([*phi.weight, phi.bias], inside, atol=1e-12)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("share", [1.0, pytest.param(0.5, marks=pytest.mark.slow), 0.2])
 def test_the_average_of_the_iterates(theta, share):
     """Round k counts k^(1/share - 1) times, up to second order; clients predict with the average
     and learn from the last iterate.
@@ -442,7 +443,7 @@ def test_a_step_of_the_kernel_that_falls(down):
     found = [fed.broadcast(state._replace(round=jnp.int32(t))).step_size for t in (0, 5, 10, 99)]
     np.testing.assert_allclose(found, [0.02, 0.010005, 1e-5, 1e-5])
     at = down._replace(step_size=jnp.asarray(0.010005))
-    start = fed.init_client(key, at, data)
+    start = jax.jit(fed.init_client)(key, at, data)
     constant = method(step_size=0.010005, draws=4)
     one = jax.jit(fed.client)(key, at, start, data).pending.draws
     other = jax.jit(constant.client)(key, down, start, data).pending.draws

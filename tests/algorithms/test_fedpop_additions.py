@@ -59,9 +59,14 @@ def test_the_posterior_is_not_annealed():
     fed, data = method(step_size=3.0, draws=2000, anneal=(100.0, 1000), **OU), whole(CLIENT.rows)
     state = fed.init(jax.random.key(0), SPEC)._replace(theta=broadcast().theta, round=jnp.int32(9))
     down = fed.publish(state)
+
+    @jax.jit
+    def drawn(sent):
+        personal = fed.adapt(jax.random.key(1), sent, data)
+        return personal, fed.refresh(jax.random.key(2), sent, personal, data)
+
     for sent in (down, fed.broadcast(state)):
-        personal = jax.jit(fed.adapt)(jax.random.key(1), sent, data)
-        refreshed = jax.jit(fed.refresh)(jax.random.key(2), sent, personal, data)
+        personal, refreshed = drawn(sent)
         for draws in (personal.draws, refreshed.draws):
             np.testing.assert_allclose(
                 np.std(draws, 0), np.sqrt(np.diag(CLIENT.covariance)), rtol=4 / np.sqrt(2 * 2000)
@@ -83,19 +88,23 @@ def learned(rounds, data, **options):
     """
     fed = method(draws=5, kernel=ornstein_uhlenbeck(), step_size=3.0, **options)
     state = fed.init(jax.random.key(0), SPEC)
-    client = jax.jit(fed.client)
+
+    @jax.jit
+    def upload(key, down, data):
+        return fed.client(key, down, fed.init_client(key, down, data), data).up
+
+    @jax.jit
+    def server(key, state, plain):
+        weighted = jax.tree.map(lambda leaf: 2 * leaf, plain)
+        count = jnp.asarray(len(data))
+        return fed.server(key, state, Aggregate(weighted, plain, 2.0 * count, count))[0]
+
     for number in range(rounds):
         key = jax.random.fold_in(jax.random.key(1), number)
         key = key if "phi_rate" in options else jax.random.split(key)[0]
         down = fed.broadcast(state)
-        ups = [client(key, down, fed.init_client(key, down, one), one).up for one in data]
-        plain = jax.tree.map(lambda *leaves: sum(leaves), *ups)
-        weighted = jax.tree.map(lambda leaf: 2 * leaf, plain)
-        state, _ = fed.server(
-            key,
-            state,
-            Aggregate(weighted, plain, jnp.asarray(2.0 * len(data)), jnp.asarray(len(data))),
-        )
+        plain = jax.tree.map(lambda *leaves: sum(leaves), *(upload(key, down, one) for one in data))
+        state = server(key, state, plain)
     return state.theta
 
 
@@ -117,7 +126,8 @@ def test_phi_moves_along_a_pass_over_the_rows(down):
     x, y = np.tile([0.4, -1.2], (rows, 1)), np.full(rows, 2.0)
     key = jax.random.key(5)
     fed = method(draws=4, phi_rate=rate, batch_size=size)
-    local = fed.client(key, down, fed.init_client(key, down, whole(Rows(x, y))), whole(Rows(x, y)))
+    data = whole(Rows(x, y))
+    local = jax.jit(lambda: fed.client(key, down, fed.init_client(key, down, data), data))()
     effect = np.mean(np.asarray(local.pending.draws) @ [1.0, x[0, SLOPES[0]]])
     weight, bias = THETA.phi
     for number in (3, 3, 1):
@@ -131,7 +141,7 @@ def test_phi_moves_along_a_pass_over_the_rows(down):
 def test_a_client_without_rows_leaves_phi_where_it_is(down):
     key, empty = jax.random.key(5), replace(whole(CLIENT.rows), count=jnp.int32(0))
     fed = method(draws=4, phi_rate=0.1)
-    up = fed.client(key, down, fed.init_client(key, down, empty), empty).up
+    up = jax.jit(lambda: fed.client(key, down, fed.init_client(key, down, empty), empty).up)()
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(up.phi))
 
 

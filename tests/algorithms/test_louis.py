@@ -95,7 +95,7 @@ def test_louis_finds_the_curvature_of_the_marginal_likelihood(theta):
     assert found.poor == 0
 
 
-@pytest.mark.parametrize("unit", [1.0, 3000.0])
+@pytest.mark.parametrize("unit", [pytest.param(1.0, marks=pytest.mark.slow), 3000.0])
 def test_standard_errors_are_exact_in_any_unit(theta, unit):
     """A column times 3,000: its standard error is 3,000 times smaller, and the others stay."""
     made = {name: (x * [1.0, unit], y) for name, (x, y) in clients().items()}

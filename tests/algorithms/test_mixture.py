@@ -57,8 +57,8 @@ def test_one_component_is_fedavg():
         "epochs": 2,
     }
     model = models.mlp(hidden=(4,))
-    state, lines = fit(mixture(model, components=1, **options), LABELS, 20)
-    plain, plain_lines = fit(fedavg(model, **options), LABELS, 20)
+    state, lines = fit(mixture(model, components=1, **options), LABELS, 5)
+    plain, plain_lines = fit(fedavg(model, **options), LABELS, 5)
     for one, other in zip(
         jax.tree.leaves(state.server.parameters),
         jax.tree.leaves(plain.server.parameters),
@@ -93,7 +93,7 @@ def by_hand(start, rounds, steps, step_size, weighting):
     return theta, pi, np.mean(losses)
 
 
-@pytest.mark.parametrize("weighting", ["rows", "equal"])
+@pytest.mark.parametrize("weighting", ["rows", pytest.param("equal", marks=pytest.mark.slow)])
 def test_rounds_are_those_of_the_paper(float64, weighting):
     options = {
         "client_optimizer": optax.sgd(0.05),

@@ -81,13 +81,16 @@ def test_clients_are_ordered_from_the_worst(done):
     assert list(bars.y) == sorted(done.clients["accuracy"])
 
 
-def test_the_demo_says_what_it_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "SPLITS", 2)
+@pytest.mark.parametrize("splits", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_demo_says_what_it_found(tmp_path, monkeypatch, splits):
+    monkeypatch.setattr(demo, "SPLITS", splits)
     monkeypatch.setattr(demo, "ROUNDS", 20)
+    if splits == 1:
+        monkeypatch.setattr(demo, "FIRST", (0,))
     text = StringIO()
     demo.main(tmp_path, Console(file=text, width=100))
     lines = pd.read_csv(tmp_path / "results.csv")
-    assert len(lines) == 2 * 4 * 4
+    assert len(lines) == splits * 4 * 4
     assert set(lines["method"]) == {"local", "federated", "mixed effects", "pooled"}
     assert "va*" in set(lines["hospital"])
     means = lines.groupby(["hospital", "method"])["accuracy"].mean()

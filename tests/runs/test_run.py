@@ -146,7 +146,7 @@ def test_clients_with_other_columns_are_refused(method, data):
             ask()
 
 
-@pytest.mark.parametrize("block", [1, 64])
+@pytest.mark.parametrize("block", [1, pytest.param(64, marks=pytest.mark.slow)])
 def test_numbers_do_not_depend_on_blocks(method, data, whole, monkeypatch, block):
     monkeypatch.setattr("covey.runs.run._next_length", lambda before, seconds: block)
     assert_same(whole, run(method, data, **knobs()))
@@ -237,7 +237,7 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing catches it and nothing is cleaned up."""
 
 
-@pytest.mark.parametrize("moment", [1, 5, 6, 11])
+@pytest.mark.parametrize("moment", [1, 5, pytest.param(6, marks=pytest.mark.slow), 11])
 def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(
     method, data, whole, tmp_path, monkeypatch, moment
 ):

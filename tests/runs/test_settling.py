@@ -82,11 +82,11 @@ def halving(start=0.0, *, tolerance=1e-3) -> Algorithm:
 def prepared() -> Algorithm:
     """The same, started at the mean."""
 
-    def finish(spec, ask):
+    def find(spec, ask):
         answer = ask("total", jnp.zeros(()))
-        return halving(answer["sum"] / answer["rows"])
+        return answer["sum"] / answer["rows"]
 
-    return halving()._replace(preparation=Preparation(finish, {"total": total}))
+    return halving()._replace(preparation=Preparation(find, halving, {"total": total}))
 
 
 @pytest.fixture(scope="module")

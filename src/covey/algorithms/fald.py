@@ -1,14 +1,13 @@
 """FA-LD: federated averaging Langevin dynamics (Deng et al., 2024, algorithms 1 and 3)."""
 
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 from optax.tree_utils import tree_norm
 
 from covey.algorithms.averaging import Info, mean_change
@@ -24,18 +23,27 @@ from covey.algorithms.chains import (
     published,
     recorded,
 )
+from covey.algorithms.fald_by_itself import BURN_IN, STEP_SIZE, Wanted, by_itself
+from covey.algorithms.fald_drift import with_drift_check
 from covey.algorithms.fald_privacy import Clipping, check_noise, mechanism_of
+from covey.algorithms.fald_walk import (
+    Down,
+    Gradient,
+    Walk,
+    batch_loss,
+    energy_gradient,
+    local_walk,
+    minibatches,
+)
+from covey.algorithms.mode import LogPrior
 from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Plan, no_state
-from covey.core.shard import Batch, Shard, all_rows, poisson_rows, some_rows
+from covey.core.shard import Shard, all_rows
 from covey.kernels.curvature import largest_curvature
-from covey.kernels.langevin_chains import Langevin, Noises, langevin_steps
+from covey.kernels.langevin_chains import Langevin
 from covey.models.model import Model
-from covey.privacy.clipping import clipped_sum
 from covey.privacy.mechanism import Sampling
 
-LogPrior: TypeAlias = Callable[[PyTree], Float[Array, ""]]
-# (parameters, batch, n / m) -> gradient of f^c
-Gradient: TypeAlias = Callable[[PyTree, Batch, Float[Array, ""]], PyTree]
+LARGEST_WIDENING = 1.2  # of the posterior's variance by partial participation, without a warning
 
 
 class State(NamedTuple):
@@ -56,28 +64,19 @@ class State(NamedTuple):
     ring: Ring
 
 
-class Down(NamedTuple):
-    """The broadcast; the attributes are those of `State`."""
-
-    theta: PyTree
-    shared_key: UInt32[Array, " words"]
-    round: Int[Array, ""]
-    examples: Float[Array, ""]
-
-
 def fald(
     model: Model,
     *,
-    step_size: float,
-    local_steps: int = 10,
+    step_size: float | None = None,
+    local_steps: int | None = None,
     batch_size: int | None = None,
     temperature: float = 1.0,
-    correlation: float = 0.0,
+    correlation: float | None = None,
     decay: float = 0.0,
     prior: float | LogPrior | None = None,
     chains: int = 4,
     jitter: float = 0.0,
-    burn_in: int = 0,
+    burn_in: int | None = None,
     thinning: int = 1,
     keep: int = 100,
     clip: float | None = None,
@@ -101,6 +100,15 @@ def fald(
     devices, with `cohort.weighted(S)` its scheme I, with `cohort.uniform(S)` and clients of equal
     size its scheme II. K = 1, rho = 0 and all clients is SGLD.
 
+    By default everything is found out before the first round, from sums over clients: the mode m of
+    the posterior and the Hessian S^-T S^-1 of f there, by Newton's method in about ten rounds. The
+    chains walk in u, theta = m + S u, where the posterior is nearly a standard Gaussian, with
+    eta = 0.2, rho = 1 and the temperature tau (1 - eta / 2), with which the steps have the right
+    variance on a Gaussian. Clients keep gradients and curvatures at the mode in common
+    (`covey.models.whitened`), and K is the largest of 10, 4, 2 and 1 with which their drift moves
+    no mean by more than 0.05 standard deviations. Such a run needs no number of rounds. A given
+    step_size takes the paper's algorithm as it is.
+
     No step is rejected: the law of the chains differs from pi by O(eta), and by how far clients
     with different data move apart in K steps. A chain diverges from eta = 2 / lambda on, lambda the
     largest curvature of any f^c. Where S of N clients take part, their own noise is averaged over
@@ -117,15 +125,17 @@ def fald(
         model: Log-likelihood of the rows; see `covey.models`. A model's own prior, as NumPyro
             models have one, counts once.
         step_size: Step size of the Langevin steps, on the scale of the parameters squared (eta).
-            A tenth of the smallest posterior variance is a start; the bias falls with it.
+            A tenth of the smallest posterior variance is a start; the bias falls with it. Default:
+            found out from the data, for models of up to 300 parameters.
         local_steps: Langevin steps of a client per round (K). More save rounds, and bias the
-            posterior where clients differ.
+            posterior where clients differ; `run.posterior.shared` warns of it. Default: chosen by
+            the drift of clients, or 10 with a given step size.
         batch_size: Rows per step, drawn anew without replacement; None takes all rows.
         temperature: Temperature of the target (tau). Default 1, the posterior; lower values
             concentrate it at the mode.
         correlation: Share of the noise that all clients have in common, from 0 to 1 (rho). Values
             near 1 lessen the bias of partial participation and of many local steps; the shared
-            noise protects no row.
+            noise protects no row. Default: 1, or 0 with a given step size.
         decay: The step size falls as step_size / (1 + decay k), k counting local steps over all
             rounds. Default 0, constant. eta_k = 1 / (2 L + m k / 12) of theorem 4.8 is
             step_size = 1 / (2 L), decay = m / (24 L).
@@ -134,7 +144,7 @@ def fald(
         chains: Chains that walk side by side, for R-hat and effective sample sizes.
         jitter: Standard deviation of the Gaussian noise added to each chain's start. Chains that
             start apart show by R-hat whether they have met.
-        burn_in: Rounds before the first draw.
+        burn_in: Rounds before the first draw. Default: 20, or 0 with a given step size.
         thinning: Rounds from one draw to the next.
         keep: Newest draws of each chain that the server keeps, and that predictions average over.
             A run collects all draws, whatever this is.
@@ -155,10 +165,9 @@ def fald(
         >>> model = covey.models.from_density(
         ...     lambda theta, rows: -0.5 * (rows.y - theta) ** 2, np.array(0.0), "normal mean"
         ... )
-        >>> method = covey.fald(model, step_size=5e-4, burn_in=100)
-        >>> fit = covey.run(method, data, rounds=500, seed=1, progress=False)
+        >>> fit = covey.run(covey.fald(model), data, seed=1, progress=False)
         >>> fit.posterior.shared.draws().shape  # chains, draws
-        (4, 400)
+        (4, 1000)
 
     Departures from the paper: a prior may be added. Under scheme II the paper takes the plain mean
     whatever the clients' sizes; here clients keep their weights p_c, so that the ratio of sums
@@ -168,13 +177,45 @@ def fald(
     Reference: Deng, Zhang, Ma, Song and Lin (2024), On convergence of federated averaging Langevin
     dynamics, algorithms 1 and 3.
     """
-    steps = Langevin(step_size, local_steps, temperature, decay, chains)
-    recording = Recording(burn_in, thinning, keep)
-    _check(steps, correlation, jitter, batch_size)
+    recording = Recording(0 if burn_in is None else burn_in, thinning, keep)
+    log_prior = _log_prior(model, prior)
+    if step_size is None:
+        _check_free({"decay": decay, "jitter": jitter, "clip": clip})
+        wanted = Wanted(local_steps, temperature, correlation, chains)
+        if burn_in is None:
+            recording = recording._replace(burn_in=BURN_IN)
+
+        walk = Walk(Langevin(STEP_SIZE, 1), 1.0, batch_size, sampling, jitter=1.0)
+        return by_itself(model, log_prior, wanted, walk, partial(sampler, recording=recording))
+    steps = Langevin(
+        step_size, 10 if local_steps is None else local_steps, temperature, decay, chains
+    )
+    rho = 0.0 if correlation is None else correlation
+    clipping = None if clip is None else Clipping(clip, batch_size, sampling, rho)
+    walk = Walk(steps, rho, batch_size, sampling, jitter, clipping)
+    return sampler(model, model, log_prior, walk, recording)
+
+
+def sampler(
+    model: Model, target: Model, log_prior: LogPrior | None, walk: Walk, recording: Recording
+) -> Algorithm:
+    """FA-LD itself: the recursion in `fald`'s description.
+
+    Args:
+        model: What the chains' states mean: it describes draws and predicts.
+        target: The model whose log-likelihood is sampled; the same, or one with the same posterior.
+        log_prior: -U of the target; None is flat.
+        walk: Step sizes, noise, minibatches.
+        recording: Which states are draws.
+
+    Returns:
+        The method.
+    """
+    steps, clip = walk.steps, None if walk.clipping is None else walk.clipping.clip
+    _check(steps, walk.correlation, walk.jitter, walk.batch_size)
     check_recording("fald", recording)
-    gradient = energy_gradient(model, _log_prior(model, prior), clip)
-    clipping = None if clip is None else Clipping(clip, batch_size, sampling, correlation)
-    mechanism = None if clipping is None else mechanism_of(steps, clipping)
+    gradient = energy_gradient(target, log_prior, clip)
+    mechanism = None if walk.clipping is None else mechanism_of(steps, walk.clipping)
 
     def init(key, spec):
         if spec.examples is None:
@@ -182,33 +223,24 @@ def fald(
                 "fald: the number of training rows of all clients must be known: Spec.examples"
             )
         start, apart, shared = jax.random.split(key, 3)
-        theta = first_states(start, apart, model, spec, chains, jitter)
+        theta = first_states(start, apart, model, spec, steps.chains, walk.jitter)
         return State(
             theta,
             jax.random.key_data(shared),
             round=jnp.int32(0),
             examples=jnp.asarray(spec.examples, float),
-            ring=empty_ring(keep, theta),
+            ring=empty_ring(recording.keep, theta),
         )
 
     def client(key, down, state, data):
-        share = data.count / down.examples  # p_c
-        choose, own = jax.random.split(key)
-        batch_of, rows = minibatches(data, batch_size, sampling)
-        scale = down.examples / jnp.maximum(rows, 1)
-        beta = langevin_steps(
-            steps,
-            lambda key, theta: gradient(theta, batch_of(key), scale),
-            choose,
-            noises(own, down.shared_key, share, correlation),
-            down.round,
-            down.theta,
-        )
+        beta, share = local_walk(walk, gradient, key, down, data)
         delta = jax.tree.map(jnp.subtract, beta, down.theta)
         if clip is not None:  # a loss of rows would show of them what noise has hidden
             return Local(delta, Empty(), Empty(), share)
+        batch_of, _ = minibatches(data, walk.batch_size, walk.sampling)
+        choose, _ = jax.random.split(key)
         loss = batch_loss(model, _first_chain(down.theta), batch_of(choose))
-        return Local(delta, Empty(), Info(loss, jnp.asarray(local_steps)), share)
+        return Local(delta, Empty(), Info(loss, jnp.asarray(steps.local_steps)), share)
 
     def server(key, state, aggregate):
         theta = jax.tree.map(jnp.add, state.theta, mean_change(aggregate))
@@ -218,10 +250,13 @@ def fald(
 
     def validate(plan):
         check_rounds("fald", recording, plan)
-        _check_cohort(plan)
+        _check_cohort(plan, walk.correlation)
         if mechanism is not None:
             check_noise(mechanism(plan))
 
+    posterior = chain_posterior(model, lambda state: state.ring)
+    if steps.local_steps > 1 and clip is None:
+        posterior = with_drift_check(posterior, walk, gradient)
     return Algorithm(
         name="fald",
         init=init,
@@ -232,72 +267,11 @@ def fald(
         server=server,
         predict=lambda key, down, client_state, x: averaged_predictive(model, down, x),
         adapt=no_state,
-        posterior=chain_posterior(model, lambda state: state.ring),
+        posterior=posterior,
         publish=lambda state: published(state.ring, state.theta),
         privacy=mechanism,
-        hooks=Hooks(validate=validate, diagnose=partial(_diagnose, gradient, step_size)),
+        hooks=Hooks(validate=validate, diagnose=partial(_diagnose, gradient, steps.step_size)),
     )
-
-
-def energy_gradient(model: Model, log_prior: LogPrior | None, clip: int | float | None) -> Gradient:
-    """(theta, batch, n / m) -> (n / m) sum over the batch of grad l, plus grad U.
-
-    Args:
-        model: Log-likelihood of the rows.
-        log_prior: -U; None is flat.
-        clip: Largest norm of one row's gradient; None clips nothing.
-    """
-
-    def plain(theta, batch):
-        return jax.grad(lambda at: -_log_likelihood(model, at, batch))(theta)
-
-    of_rows = plain if clip is None else clipped_sum(model.log_likelihood, clip=clip)
-
-    def gradient(theta, batch, scale):
-        pull = (
-            jax.tree.map(jnp.zeros_like, theta) if log_prior is None else jax.grad(log_prior)(theta)
-        )
-        return jax.tree.map(lambda g, p: scale * g - p, of_rows(theta, batch), pull)
-
-    return gradient
-
-
-def minibatches(
-    data: Shard, batch_size: int | None, sampling: Sampling
-) -> tuple[Callable[[Key[Array, ""]], Batch], Int[Array, ""]]:
-    """(key) -> a minibatch of a client's rows, and how many rows it has, on average."""
-    rows = data.count if batch_size is None else jnp.minimum(batch_size, data.count)
-    if batch_size is None or batch_size >= data.capacity:
-        every = all_rows(data)
-        return lambda key: every, rows
-    draw = some_rows if sampling == "fixed" else poisson_rows
-    return lambda key: draw(key, data, batch_size), rows
-
-
-def noises(
-    own: Key[Array, ""],
-    shared: UInt32[Array, " words"],
-    share: Float[Array, ""],
-    correlation: int | float,
-) -> Noises:
-    """Scales and keys of the noise that all clients share and of the client's own.
-
-    Random values are most of the cost of a step with few parameters: none are drawn that count for
-    nothing.
-    """
-    of_all = jax.random.wrap_key_data(shared, impl="threefry2x32")
-    own_scale = jnp.sqrt((1 - correlation**2) / jnp.where(share > 0, share, jnp.inf))
-    both = [(jnp.asarray(correlation, float), of_all), (own_scale, own)]
-    return both[correlation == 0 : 1 + (correlation < 1)]
-
-
-def batch_loss(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
-    """The mean over the rows of a batch of -log p(row | theta)."""
-    return -_log_likelihood(model, theta, batch) / jnp.maximum(jnp.sum(batch.mask), 1)
-
-
-def _log_likelihood(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
-    return jnp.sum(jnp.where(batch.mask, model.log_likelihood(theta, batch.rows), 0.0))
 
 
 def _log_prior(model: Model, prior: int | float | LogPrior | None) -> LogPrior | None:
@@ -311,6 +285,16 @@ def _log_prior(model: Model, prior: int | float | LogPrior | None) -> LogPrior |
     if not prior > 0:
         raise ValueError(f"fald: prior must be above 0, got {prior:g}")
     return lambda theta: -0.5 * tree_norm(theta, squared=True) / prior**2
+
+
+def _check_free(given: dict[str, float | None]) -> None:
+    """An error for options that make no sense where step sizes are looked for."""
+    for name, value in given.items():
+        if value:
+            raise ValueError(
+                f"fald: {name}={value:g} needs a step_size of your own: without one fald looks for "
+                "it, which no privacy budget accounts for, and starts its chains apart"
+            )
 
 
 def _first_chain(theta: PyTree) -> PyTree:
@@ -331,9 +315,18 @@ def _diagnose(gradient: Gradient, step_size: int | float, down: Down, data: Shar
     )
 
 
-def _check_cohort(plan: Plan) -> None:
-    """Scheme II is for clients of equal size."""
+def _check_cohort(plan: Plan, correlation: int | float) -> None:
+    """Scheme II is for clients of equal size; noise that few clients average is too large."""
     counts = plan.counts
+    part = (plan.sampler.drawn or len(counts)) / len(counts)
+    wider = correlation**2 + (1 - correlation**2) / part
+    if wider > LARGEST_WIDENING:
+        warnings.warn(
+            f"fald: {plan.sampler.drawn} of {len(counts)} clients take part in a round, and their "
+            f"own noise is averaged over few: variances of the posterior are up to {wider:.1f} "
+            f"times too large with correlation={correlation:g}; correlation=1 mends it",
+            stacklevel=4,
+        )
     if plan.sampler.alike and counts.min() < counts.max():
         warnings.warn(
             f"fald: clients have {counts.min()} to {counts.max()} rows, but cohorts draw them "

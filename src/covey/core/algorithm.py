@@ -111,11 +111,16 @@ class Chains(NamedTuple):
         kept: (server state) -> its newest draws.
         describe: (one draw) -> the draw in the terms of the model.
         predictive: (one draw, x) -> the predictive distribution of the rows x.
+        check: (server state, spec, ask) warns where the chains' law is off; see
+            `Approximation.fit` for `ask`. None where nothing is to be asked.
+        queries: What `check` may ask of clients; see `Approximation.queries`.
     """
 
     kept: Callable[[State], Kept]
     describe: Callable[[PyTree], PyTree]
     predictive: Callable[[PyTree, PyTree], PyTree]
+    check: "Callable[[State, Spec, Ask], None] | None" = None
+    queries: Mapping[str, Query] = MappingProxyType({})
 
 
 class Approximation(NamedTuple):
@@ -160,12 +165,14 @@ class Preparation(NamedTuple):
     """What a method finds out about the data before its first round.
 
     Attributes:
-        finish: (spec, ask) -> the method itself, made with what clients answered, e.g. with scales
-            and step sizes that suit the data; see `Approximation.fit` for `ask`.
-        queries: What it may ask of clients; see `Approximation.queries`.
+        find: (spec, ask) -> arrays, from what clients answer, e.g. scales and step sizes that suit
+            the data; see `Approximation.fit` for `ask`.
+        finish: (what was found) -> the method itself. Server and clients make the same one.
+        queries: What `find` may ask of clients; see `Approximation.queries`.
     """
 
-    finish: Callable[[Spec, Ask], "Algorithm"]
+    find: Callable[[Spec, Ask], PyTree]
+    finish: Callable[[PyTree], "Algorithm"]
     queries: Mapping[str, Query]
 
 

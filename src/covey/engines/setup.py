@@ -83,8 +83,12 @@ def setup_of(
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"
         )
-    given = identity() if channel is None else channel
-    upload = shapes_of(algorithm, identity(), root, spec).up
+    if channel is None:
+        given, spec = identity(), spec._replace(omega=0.0)
+    else:
+        given = channel
+    plain = shapes_of(algorithm, identity(), root, spec)
+    upload = plain.up
     if given.omega is None or given.omega(upload) > 0:  # what loses nothing needs no exceptions
         given = keep_exact(algorithm.exact, given)
     sampler = (full() if cohort is None else cohort)(counts)
@@ -92,7 +96,7 @@ def setup_of(
     if algorithm.hooks.validate is not None:
         algorithm.hooks.validate(plan)
     spec = spec._replace(omega=plan.omega)
-    shapes = shapes_of(algorithm, given, root, spec)
+    shapes = plain if channel is None else shapes_of(algorithm, given, root, spec)
     checked = (Faults() if faults is None else faults).checked()
     return Setup(algorithm, given, sampler, checked, root, spec, shapes, sizes_of(given, shapes))
 

@@ -59,11 +59,12 @@ class RunPosterior:
         draw_clients: Callable[..., PyTree],
         collected: Callable[[], PyTree] | None,
         fitted: Callable[[], Any],
+        checked: Callable[[], None],
         key: Key[Array, ""],
     ):
         self._method, self._data, self._origin = method, data, origin
         self._draw_clients, self._collected, self._fitted = draw_clients, collected, fitted
-        self._key = key
+        self._key, self._checked = key, checked
 
     def __repr__(self) -> str:
         posterior = self._method.posterior
@@ -79,6 +80,7 @@ class RunPosterior:
         """
         shared = self._method.posterior.shared
         if isinstance(shared, Chains) and self._collected is not None:
+            self._checked()
             return SharedChains(shared, self._collected, self._origin)
         if isinstance(shared, Approximation):
             return SharedApproximation(shared, self._fitted(), self._key, self._origin)

@@ -53,6 +53,7 @@ class Advancing:
         self._told_of_diverged = False
         self._questions = questions
         self._law: tuple[int, Any] | None = None
+        self._checked: int | None = None
         self._draws: Draws | None = None
         if isinstance(self.method.posterior.shared, Chains):
             folder = None if directory is None else directory.path / "draws"

@@ -171,7 +171,7 @@ def _prepared(
             "budget accounts for; give it the settings that it looks for, e.g. step_size="
         )
     ask = questions.asker(method.preparation.queries, first=PREPARATION)
-    return method.preparation.finish(data.spec, ask)
+    return method.preparation.finish(method.preparation.find(data.spec, ask))
 
 
 def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import PyTree
 
 from covey.core import wire
-from covey.core.algorithm import Approximation, Message
+from covey.core.algorithm import Approximation, Chains, Message
 from covey.core.keys import Stream, key_for
 from covey.data.conversion import NewRows
 from covey.data.federated import FederatedData, Split
@@ -155,6 +155,7 @@ class Run(Advancing):
             draw_clients=self._draw_clients,
             collected=None if self._draws is None else self._draws.all,
             fitted=self._fitted,
+            checked=self._check_chains,
             key=key_for(self._engine.setup.root, Stream.DRAWS, self.round),
         )
 
@@ -171,6 +172,15 @@ class Run(Advancing):
             down = self._engine.broadcast(self._state)
             self._law = self.round, shared.fit(down, self._engine.setup.spec, ask)
         return self._law[1]
+
+    def _check_chains(self) -> None:
+        """Warn where the law of the chains is off; asked once per round."""
+        shared = self.method.posterior.shared
+        if not isinstance(shared, Chains) or shared.check is None or self._checked == self.round:
+            return
+        self._checked = self.round
+        ask = self._questions.asker(shared.queries)
+        shared.check(self._state.server, self._engine.setup.spec, ask)
 
     def _down(self) -> Message | None:
         """What clients predict and draw with, where that is more than what is published."""

@@ -1,0 +1,127 @@
+"""A client's part of FA-LD: Langevin steps on its rows."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
+
+from covey.algorithms.fald_privacy import Clipping
+from covey.algorithms.mode import LogPrior
+from covey.core.shard import Batch, Shard, all_rows, poisson_rows, some_rows
+from covey.kernels.langevin_chains import Langevin, Noises, langevin_steps
+from covey.models.model import Model
+from covey.privacy.clipping import clipped_sum
+from covey.privacy.mechanism import Sampling
+
+# (parameters, batch, n / m) -> gradient of f^c
+Gradient: TypeAlias = Callable[[PyTree, Batch, Float[Array, ""]], PyTree]
+
+
+class Down(NamedTuple):
+    """The broadcast.
+
+    Attributes:
+        theta: The states of the chains, on the last axis.
+        shared_key: Key of the noise that all clients of the round share.
+        round: Rounds done.
+        examples: Training rows of all clients together (n).
+    """
+
+    theta: PyTree
+    shared_key: UInt32[Array, " words"]
+    round: Int[Array, ""]
+    examples: Float[Array, ""]
+
+
+class Walk(NamedTuple):
+    """How clients walk; see `fald` for what the fields mean."""
+
+    steps: Langevin
+    correlation: float
+    batch_size: int | None = None
+    sampling: Sampling = "fixed"
+    jitter: float = 0.0
+    clipping: Clipping | None = None
+
+
+def local_walk(
+    walk: Walk, gradient: Gradient, key: Key[Array, ""], down: Down, data: Shard
+) -> tuple[PyTree, Float[Array, ""]]:
+    """A client's chains after its local steps, beta^c, and its share p_c of all rows."""
+    share = data.count / down.examples
+    choose, own = jax.random.split(key)
+    batch_of, rows = minibatches(data, walk.batch_size, walk.sampling)
+    scale = down.examples / jnp.maximum(rows, 1)
+    chains = jax.tree.leaves(down.theta)[0].shape[-1]
+    beta = langevin_steps(
+        walk.steps._replace(chains=chains),
+        lambda key, theta: gradient(theta, batch_of(key), scale),
+        choose,
+        noises(own, down.shared_key, share, walk.correlation),
+        down.round,
+        down.theta,
+    )
+    return beta, share
+
+
+def energy_gradient(model: Model, log_prior: LogPrior | None, clip: int | float | None) -> Gradient:
+    """(theta, batch, n / m) -> (n / m) sum over the batch of grad l, plus grad U.
+
+    Args:
+        model: Log-likelihood of the rows.
+        log_prior: -U; None is flat.
+        clip: Largest norm of one row's gradient; None clips nothing.
+    """
+
+    def plain(theta, batch):
+        return jax.grad(lambda at: -_log_likelihood(model, at, batch))(theta)
+
+    of_rows = plain if clip is None else clipped_sum(model.log_likelihood, clip=clip)
+
+    def gradient(theta, batch, scale):
+        pull = (
+            jax.tree.map(jnp.zeros_like, theta) if log_prior is None else jax.grad(log_prior)(theta)
+        )
+        return jax.tree.map(lambda g, p: scale * g - p, of_rows(theta, batch), pull)
+
+    return gradient
+
+
+def minibatches(
+    data: Shard, batch_size: int | None, sampling: Sampling
+) -> tuple[Callable[[Key[Array, ""]], Batch], Int[Array, ""]]:
+    """(key) -> a minibatch of a client's rows, and how many rows it has, on average."""
+    rows = data.count if batch_size is None else jnp.minimum(batch_size, data.count)
+    if batch_size is None or batch_size >= data.capacity:
+        every = all_rows(data)
+        return lambda key: every, rows
+    draw = some_rows if sampling == "fixed" else poisson_rows
+    return lambda key: draw(key, data, batch_size), rows
+
+
+def noises(
+    own: Key[Array, ""],
+    shared: UInt32[Array, " words"],
+    share: Float[Array, ""],
+    correlation: int | float,
+) -> Noises:
+    """Scales and keys of the noise that all clients share and of the client's own.
+
+    Random values are most of the cost of a step with few parameters: none are drawn that count for
+    nothing.
+    """
+    of_all = jax.random.wrap_key_data(shared, impl="threefry2x32")
+    own_scale = jnp.sqrt((1 - correlation**2) / jnp.where(share > 0, share, jnp.inf))
+    both = [(jnp.asarray(correlation, float), of_all), (own_scale, own)]
+    return both[correlation == 0 : 1 + (correlation < 1)]
+
+
+def batch_loss(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
+    """The mean over the rows of a batch of -log p(row | theta)."""
+    return -_log_likelihood(model, theta, batch) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+
+def _log_likelihood(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
+    return jnp.sum(jnp.where(batch.mask, model.log_likelihood(theta, batch.rows), 0.0))
