@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms.averaging import Info as ClientInfo
 from covey.algorithms.fedpop_clients import Clients
-from covey.algorithms.fedpop_gradient import client_gradient
+from covey.algorithms.fedpop_gradient import moving_gradient
 from covey.algorithms.fedpop_mode import (
     QUESTION,
     Priors,
@@ -39,7 +39,7 @@ from covey.core.algorithm import (
     Preparation,
     keep,
 )
-from covey.core.shard import Shard, Spec, all_rows
+from covey.core.shard import Shard, Spec
 from covey.kernels.independence import independence
 
 PRECISE = 0.03  # standard errors: the Monte Carlo error of an estimate that has settled
@@ -158,21 +158,15 @@ def client_noise(
     """The variance that one draw of a client's effects gives to the Newton step of each parameter,
     in its standard errors.
     """
-    flat, unravel = ravel_pytree(sent.theta)
-    joint, every = sampler.joint, all_rows(data)
     down = Down(sent.theta, jnp.ones(()))
-    drawn = sampler.walk(
-        key, down, data, sampler.start(sent.theta, 1), burn_in=1, draws=_TRIED
-    ).draws
+    start = sampler.start(sent.theta, 1)
+    found = sampler.walk(key, down, data, start, burn_in=1, draws=_TRIED)
 
     def score(z):
-        def log_joint(at):
-            theta = unravel(at)
-            return joint.log_effects(theta, z) + joint.log_rows(theta, z, every)
+        gradient, _ = moving_gradient(sampler.joint, down, found._replace(draws=z[None]), data)
+        return ravel_pytree(gradient)[0]
 
-        return jax.grad(log_joint)(flat)
-
-    steps = jax.vmap(score)(drawn) @ sent.factor @ _units(sent.factor).T
+    steps = jax.vmap(score)(found.draws) @ sent.factor @ _units(sent.factor).T
     return jnp.var(steps, axis=0)
 
 
@@ -204,7 +198,7 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
 
     def client(key, down, personal, data):
         personal = sampler.walk(key, down, data, personal, burn_in=wanted.burn_in, draws=draws)
-        gradient, fit = client_gradient(joint, down, personal.draws, data, centred=True)
+        gradient, fit = moving_gradient(joint, down, personal, data)
         info = ClientInfo(-fit / jnp.maximum(data.count, 1), jnp.asarray(wanted.burn_in + draws))
         up = gradient if joint.law.learned else gradient._replace(beta=Empty())
         # The chain goes on from its last draw, and predictions draw anew.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from covey.algorithms.fedpop_additions import non_centred
-from covey.algorithms.fedpop_sampler import Down
+from covey.algorithms.fedpop_sampler import Down, Personal
 from covey.algorithms.joint import Joint, Population
 from covey.core.algorithm import Aggregate
 from covey.core.shard import Shard, all_rows
@@ -26,6 +26,22 @@ def client_gradient(
         return fit / down.temperature + log_effects, fit
 
     return jax.grad(log_joint, has_aux=True)(down.theta)
+
+
+def moving_gradient(
+    joint: Joint, down: Down, personal: Personal, data: Shard
+) -> tuple[Population, Float[Array, ""]]:
+    """The same gradient with effects that move along with theta (see `Joint.log_moving`), which has
+    a much smaller Monte Carlo error; for draws of the kernel `independence`, which knows the mode.
+    """
+    theta, every = down.theta, all_rows(data)
+    response = joint.response(theta, personal.memory.around, every)
+
+    def log_joint(new):
+        each = jax.vmap(lambda z: joint.log_moving(new, theta, response, z, every))
+        return jnp.mean(each(personal.draws))
+
+    return jax.grad(log_joint)(theta), joint.mean_log_rows(theta, personal.draws, every)
 
 
 def sum_over_clients(
