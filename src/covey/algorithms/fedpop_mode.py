@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from covey.algorithms.joint import Joint, Population
 from covey.algorithms.marginal import marginal
@@ -111,9 +111,10 @@ def marginal_of(joint: Joint, kind: Kind, log_prior: Callable | None = None) -> 
         log_prior: (described parameters) -> log-density, for a penalised maximum.
     """
     model, law = joint
+    key = jax.random.key(0)  # of nothing: a law that is given has nothing random
 
     def log_density(phi, z):
-        beta = law.init(jax.random.key(0), jnp.zeros(len(z), z.dtype), Spec(None))
+        beta = law.init(key, jnp.zeros(len(z), z.dtype), Spec(None))
         return law.log_density(beta, z)
 
     if kind == "fixed":
@@ -179,7 +180,7 @@ def find_start(joint: Joint, kind: Kind, priors: Priors, spec: Spec, ask: Ask) -
     return Start(theta, jacobian @ spread_of(state, coordinates))
 
 
-def _beta_of(like: Gaussian | Correlated, root: Float[Array, "effects effects"]):
+def _beta_of(like: PyTree, root: Float[Array, "effects effects"]) -> Gaussian | Correlated:
     """The parameters of the law of effects with mean as in `like` and covariance LL'."""
     diagonal = jnp.diagonal(root)
     log_scale = jnp.log(jnp.abs(diagonal))

@@ -61,10 +61,10 @@ class Information(NamedTuple):
         poor: Clients whose draws of the effects are worth few.
     """
 
-    batches: Float[Array, "batches parameters parameters"]
-    score: Float[Array, "batches parameters"]
-    complete: Float[Array, " parameters"]
-    poor: Float[Array, ""]
+    batches: Float[Array | np.ndarray, "batches parameters parameters"]
+    score: Float[Array | np.ndarray, "batches parameters"]
+    complete: Float[Array | np.ndarray, " parameters"]
+    poor: Float[Array | np.ndarray, ""]
 
 
 class _Half(NamedTuple):
@@ -153,7 +153,9 @@ def shared_posterior(
         found, kept = _asked(ask, theta, DRAWS), None
         errors = errors_of(found)
         for _ in range(_MOST_QUESTIONS):
-            if _is_exact(errors):
+            # What more draws did not identify, still more will not.
+            known = kept is not None or errors.identified.all()
+            if known and _inexact(errors) <= EXACT_ENOUGH:
                 break
             found = kept = _together(kept, _asked(ask, theta, MOST_DRAWS))
             errors = errors_of(found)
@@ -238,8 +240,9 @@ def client_information(
     return jax.tree.map(lambda leaf: jnp.where(data.count > 0, leaf, 0.0), found)
 
 
-def _is_exact(errors: StandardErrors) -> bool:
-    return bool(errors.identified.all() and errors.monte_carlo.max(initial=0.0) <= EXACT_ENOUGH)
+def _inexact(errors: StandardErrors) -> float:
+    """The largest relative Monte Carlo error of a standard error."""
+    return float(np.max(errors.monte_carlo[errors.identified], initial=0.0))
 
 
 def _together(known: Information | None, new: Information) -> Information:
@@ -357,8 +360,7 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
             "its bound, are there fewer clients than effects, or has the fit not converged?",
             stacklevel=2,
         )
-    worst = float(np.max(errors.monte_carlo[errors.identified], initial=0.0))
-    if worst > EXACT_ENOUGH:
+    if (worst := _inexact(errors)) > EXACT_ENOUGH:
         warnings.warn(
             f"fedpop: standard errors of the shared parameters are known up to a Monte Carlo error "
             f"of {worst:.0%}, more than {EXACT_ENOUGH:.0%}",
