@@ -19,6 +19,7 @@ from covey.kernels import (
     KERNELS,
     Kernel,
     hmc,
+    independence,
     mala,
     nuts,
     ornstein_uhlenbeck,
@@ -126,6 +127,7 @@ CASES = {
     "sgld": Case(sgld(batch_size=BATCH), (0.005, 0.0025), of_sgld, 1500),
     "mala": Case(mala(), (0.01, 0.005), exact, 1000),
     "ornstein_uhlenbeck": Case(ornstein_uhlenbeck(), (5.0, 0.3), exact, 30),
+    "independence": Case(independence(), (1.5, 1.0), exact, 5),
     # G follows single gradients a little, which the correction that is left out would answer.
     "psgld": Case(psgld(batch_size=BATCH, decay=0.999), (0.1, 0.05), of_psgld, 1500, known=0.05),
     "sghmc": Case(sghmc(batch_size=BATCH, friction=8.0), (0.04, 0.02), of_sghmc, 300, draws=60),

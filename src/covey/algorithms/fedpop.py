@@ -11,22 +11,23 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms import fedpop_checks as checks
 from covey.algorithms.averaging import Info
-from covey.algorithms.fedpop_additions import (
-    RowPass,
-    gradient_along_rows,
-    non_centred,
-    temperature,
-)
+from covey.algorithms.fedpop_additions import RowPass, gradient_along_rows, temperature
+from covey.algorithms.fedpop_by_itself import Wanted, by_itself
+from covey.algorithms.fedpop_clients import Clients
+from covey.algorithms.fedpop_gradient import client_gradient, completed, sum_over_clients
+from covey.algorithms.fedpop_mode import Priors
 from covey.algorithms.fedpop_sampler import Down, Sampler
 from covey.algorithms.joint import Joint, Population, joint_of
 from covey.algorithms.louis import shared_posterior
-from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Posterior, keep
-from covey.core.shard import Shard, Spec, all_rows, batches_of
+from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Posterior, keep
+from covey.core.shard import Spec, batches_of
 from covey.kernels.kernel import Kernel
 from covey.kernels.langevin import ula
 from covey.models.catalogue import need
-from covey.models.effects import Law
-from covey.models.mixed import MixedModel, averaged
+from covey.models.effects import Law, gaussian
+from covey.models.mixed import MixedModel
+
+ANY_SCALE = (1e-20, 1e20)  # of deviations, in whatever units the effects have
 
 
 class State(NamedTuple):
@@ -54,8 +55,8 @@ class State(NamedTuple):
 def fedpop(
     model: MixedModel,
     *,
-    step_size: float | optax.Schedule,
-    draws: int = 10,
+    step_size: float | optax.Schedule | None = None,
+    draws: int | None = None,
     burn_in: int = 0,
     kernel: Kernel | None = None,
     effects: Law | None = None,
@@ -68,6 +69,7 @@ def fedpop(
     scaling: Literal["inverse_probability", "ratio"] = "inverse_probability",
     average: float | None = None,
     adapt_burn_in: int = 200,
+    predictive_draws: int | None = None,
     centred: bool = True,
     phi_rate: float | None = None,
     batch_size: int | None = None,
@@ -88,8 +90,17 @@ def fedpop(
         server:  beta <- Proj[beta + eta_1 (grad log p(beta) + sum_i w_i I_i)]
                  phi  <- Proj[phi + eta_2 (grad log p(phi) + sum_i w_i J_i)]
 
-    with w_i the inverse participation probability, or b / |A|, where b clients have a cohort A. A
-    client predicts with the average over draws of its effects, made anew under the newest theta;
+    with w_i the inverse participation probability, or b / |A|, where b clients have a cohort A.
+
+    Without a `step_size` nothing is to be set: FedPop finds the maximum of the marginal likelihood
+    first, as `covey.marginal` does, starts there, draws the effects by `kernels.independence`, and
+    takes steps in units of standard errors, so that columns may have any units. The effects then
+    have mean zero, and phi are the coefficients of a typical client. A run without `rounds=` ends
+    once the Monte Carlo error of every estimate is below 0.03 standard errors. This is for Gaussian
+    effects, up to 10 of them, and up to 300 shared parameters; with the other options marked (step
+    size) below, a `step_size` must be given.
+
+    A client predicts with the average over draws of its effects, made anew under the newest theta;
     one without rows draws them from p(z | beta).
 
     The posterior of a client's effects is sampled by the kernel (`run.posterior.client(name)`).
@@ -104,38 +115,48 @@ def fedpop(
         step_size: Step size of the Markov kernel (gamma): a number, or an Optax schedule of the
             round for one that falls, as the paper's theorem S2 has it. Its unit is the kernel's:
             for ULA squared units of the effects, to be kept well below the posterior variance; for
-            `kernels.ornstein_uhlenbeck` about 1 fits any client.
-        draws: Draws of the effects that each client makes, keeps and learns from per round (M).
+            `kernels.ornstein_uhlenbeck` about 1 fits any client. Default: None, which finds out
+            what suits the data.
+        draws: Draws of the effects that each client makes and learns from per round (M). Default:
+            10; without a step_size, so many that a round has a Monte Carlo error of 0.15 standard
+            errors.
         burn_in: Transitions of the kernel before these draws, per round. Default: none, as the
             chain continues from the client's last round.
-        kernel: Markov kernel from `covey.kernels` (Q). Default: ULA, unadjusted Langevin.
+        kernel: (step size) Markov kernel from `covey.kernels` (Q). Default: ULA, unadjusted
+            Langevin.
         effects: Law of the effects p(z | beta), from `covey.models`: `gaussian`, `mixture`,
             `energy` or `fixed`. Default: a Gaussian with a deviation for each effect.
-        phi_optimizer: Optax optimiser of the server for phi (eta_2). Default: Adam with step 0.01
-            and b2 0.95, whose step needs no change with the number of clients; with `phi_rate` SGD
-            with step 1.
-        beta_optimizer: The same for beta (eta_1). Default: Adam, as for phi.
+        phi_optimizer: (step size) Optax optimiser of the server for phi (eta_2). Default: Adam with
+            step 0.01 and b2 0.95, whose step needs no change with the number of clients; with
+            `phi_rate` SGD with step 1.
+        beta_optimizer: (step size) The same for beta (eta_1). Default: Adam, as for phi.
         phi_prior: Standard deviation of a Gaussian prior with mean zero on each parameter in phi,
             in its units. Default: flat.
         beta_prior: The same for beta, where deviations count by their logarithm.
-        phi_box: Lower and upper bound of each parameter in phi, a projection onto a box.
-        phi_radius: Largest Euclidean norm of phi, a projection onto a ball; instead of `phi_box`.
+        phi_box: (step size) Lower and upper bound of each parameter in phi, a projection onto a
+            box.
+        phi_radius: (step size) Largest Euclidean norm of phi, a projection onto a ball; instead of
+            `phi_box`.
         scaling: How uploads of a cohort estimate the sum over all clients: by inverse participation
-            probabilities, or by b / |A|, which is refused where clients are not equally likely.
-        average: Share of the rounds, counted from the end, over which the shared parameters that
-            clients predict with are averaged; 1 is the average of theorem 1 for constant steps.
-            Less noise than in the last iterate. Default: None, the last iterate.
+            probabilities, or (step size) by b / |A|, which is refused where clients are not equally
+            likely.
+        average: (step size) Share of the rounds, counted from the end, over which the shared
+            parameters that clients predict with are averaged; 1 is the average of theorem 1 for
+            constant steps. Less noise than in the last iterate. Default: None, the last iterate.
         adapt_burn_in: Transitions before the draws of an unseen client. Default: 200; a kernel that
             mixes fast, such as `ornstein_uhlenbeck`, needs about 20.
-        centred: (ours) False takes the gradient by beta in the non-centred form, for effects that
-            are small or hardly known from the rows.
-        phi_rate: (ours) Step of phi per row, along a pass that each client makes over its rows with
-            the draws held; the server averages the changes. For many rows and few rounds. Default:
-            None, the paper's single gradient per round.
-        batch_size: (ours) Rows per minibatch of that pass. Default: None, one step with all rows.
-        anneal: (ours) (T, rounds): the log-likelihood is divided by a temperature that falls from T
-            to 1 in so many rounds. For little noise and few rows, where phi hardly moves. Posterior
-            and predictions are always at temperature 1.
+        predictive_draws: Draws that a prediction averages over, made anew under the newest theta.
+            Default: as many as `draws`; without a step_size 100.
+        centred: (ours, step size) False takes the gradient by beta in the non-centred form, for
+            effects that are small or hardly known from the rows.
+        phi_rate: (ours, step size) Step of phi per row, along a pass that each client makes over
+            its rows with the draws held; the server averages the changes. For many rows and few
+            rounds. Default: None, the paper's single gradient per round.
+        batch_size: (ours, step size) Rows per minibatch of that pass. Default: None, one step with
+            all rows.
+        anneal: (ours, step size) (T, rounds): the log-likelihood is divided by a temperature that
+            falls from T to 1 in so many rounds. For little noise and few rows, where phi hardly
+            moves. Posterior and predictions are always at temperature 1.
 
     Returns:
         A method for `covey.run`, with a posterior of the shared parameters and of each client's
@@ -149,10 +170,9 @@ def fedpop(
         ...     x, own = rng.normal(size=(8, 1)), rng.normal()
         ...     tables[site] = x, 2 * x[:, 0] + own + 0.3 * rng.normal(size=8)
         >>> data = covey.FederatedData.from_clients(tables, features=["dose"])
-        >>> model = covey.models.mixed_linear(scale=0.3)
-        >>> method = fedpop(model, step_size=0.003, phi_optimizer=optax.adam(0.1))
-        >>> run = covey.run(method, data, rounds=100, seed=1, progress=False)
-        >>> bool(abs(run.state.theta.phi.weight[0] - 2) < 0.2)
+        >>> model = covey.models.mixed_linear()
+        >>> run = covey.run(covey.fedpop(model), data, seed=1, progress=False)
+        >>> bool(abs(run.state.average.phi.weight[0] - 2) < 0.2)
         True
         >>> run.posterior.client("a").draws(100, chains=2)["intercept"].shape
         (2, 100)
@@ -166,7 +186,6 @@ def fedpop(
     personalised federated learning, algorithm 1.
     """
     need(model, MixedModel, "fedpop")
-    joint = joint_of(model, effects)
     checks.check_numbers(
         {
             "step_size": float(jnp.asarray(step_size(0))) if callable(step_size) else step_size,
@@ -179,14 +198,35 @@ def fedpop(
             "draws": (draws, 1),
             "burn_in": (burn_in, 0),
             "adapt_burn_in": (adapt_burn_in, 0),
+            "predictive_draws": (predictive_draws, 1),
             "batch_size": (batch_size, 1),
         },
     )
+    if step_size is None:
+        checks.check_by_itself(
+            kernel=kernel,
+            phi_optimizer=phi_optimizer,
+            beta_optimizer=beta_optimizer,
+            phi_box=phi_box,
+            phi_radius=phi_radius,
+            scaling=None if scaling == "inverse_probability" else scaling,
+            average=average,
+            centred=None if centred else "False",
+            phi_rate=phi_rate,
+            batch_size=batch_size,
+            anneal=anneal,
+        )
+        wanted = Wanted(draws, burn_in, predictive_draws, adapt_burn_in)
+        joint = joint_of(model, effects or gaussian(scale_bounds=ANY_SCALE))
+        checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
+        return by_itself(joint, Priors(phi_prior, beta_prior), wanted)
+    joint, draws = joint_of(model, effects), 10 if draws is None else draws
     checks.check_choices(scaling, average, anneal)
     checks.check_phi(phi_rate, batch_size, phi_box, phi_radius)
     learns_beta = beta_optimizer is not None or beta_prior is not None
     checks.check_law(joint, effects, phi_rate, centred=centred, learns_beta=learns_beta)
     sampler = Sampler(joint, ula() if kernel is None else kernel, step_size)
+    clients = Clients(sampler, burn_in, adapt_burn_in, predictive_draws or draws)
     # Gradients are huge where a fit begins far off; a short memory of their squares forgets them.
     usual = optax.adam(0.01, b2=0.95)
     phi_usual = usual if phi_rate is None else optax.sgd(1.0)
@@ -205,7 +245,7 @@ def fedpop(
         # Two keys only where they are needed: the random streams of other options stay as they are.
         key, key_rows = (key, key) if along is None else jax.random.split(key)
         personal = sampler.walk(key, down, data, personal, burn_in=burn_in, draws=draws)
-        gradient, fit = _gradient(joint, down, personal.draws, data, centred=centred)
+        gradient, fit = client_gradient(joint, down, personal.draws, data, centred=centred)
         steps = jnp.asarray(burn_in + draws)
         if along is not None:
             phi = gradient_along_rows(key_rows, joint, down, personal.draws, data, along)
@@ -216,10 +256,10 @@ def fedpop(
         return Local(up, personal, info)
 
     def server(key, state, aggregate):
-        gradient, clients = _sum_over_clients(scaling, state, aggregate)
-        gradient, particles = _completed(key, joint, state, gradient, clients)
+        gradient, count = sum_over_clients(scaling, state.clients, aggregate)
+        gradient, particles = completed(key, joint, state.theta, state.particles, gradient, count)
         # A pass over the rows moves phi by phi_rate times the gradient: the server takes the mean.
-        unit = 1.0 if phi_rate is None else phi_rate / jnp.maximum(clients, 1.0)
+        unit = 1.0 if phi_rate is None else phi_rate / jnp.maximum(count, 1.0)
         theta, beta_memory = state.theta, state.beta_optimizer
         phi, phi_memory = phi_ascent.step(gradient.phi, state.phi_optimizer, theta.phi, unit)
         beta = theta.beta
@@ -230,21 +270,6 @@ def fedpop(
         done = state.round + 1
         return State(theta, phi_memory, beta_memory, particles, mean, state.clients, done), Empty()
 
-    def predict(key, down, personal, x):
-        return averaged(lambda z: model.predictive(down.theta.phi, z, x), personal.draws)
-
-    def adapt(key, down, data):
-        return sampler.adapt(key, down, data, burn_in=adapt_burn_in, draws=draws)
-
-    def refresh(key, down, personal, data):
-        key, key_prior = jax.random.split(key)
-        return sampler.posterior(key, key_prior, down, data, personal, burn_in, draws)
-
-    def client_draws(key, down, personal, data, count):
-        found = sampler.more(key, down, personal, data, burn_in=burn_in, draws=count)
-        describe = model.describe
-        return found if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(found)
-
     return Algorithm(
         name="fedpop",
         init=partial(_first_state, joint, phi_ascent, beta_ascent, scaling, average),
@@ -253,13 +278,13 @@ def fedpop(
         init_client=lambda key, down, data: sampler.start(down.theta, draws),
         client=client,
         commit=keep,
-        predict=predict,
-        adapt=adapt,
-        refresh=refresh,
+        predict=clients.predict,
+        adapt=clients.adapt,
+        refresh=clients.refresh,
         publish=publish,
         posterior=Posterior(
             shared=shared_posterior(joint, phi_prior=phi_prior, beta_prior=beta_prior),
-            client=client_draws,
+            client=clients.posterior,
             axes=joint.axes,
         ),
         hooks=Hooks(validate=partial(checks.check_plan, scaling=scaling, anneal=anneal)),
@@ -317,53 +342,6 @@ def _first_state(
         clients=jnp.asarray(spec.clients or 0, float),
         round=jnp.int32(0),
     )
-
-
-def _gradient(
-    joint: Joint, down: Down, draws: Float[Array, "draws effects"], data: Shard, *, centred: bool
-) -> tuple[Population, Float[Array, ""]]:
-    """(J_i, I_i) by Fisher's identity, and the log-likelihood averaged over the draws."""
-    every = all_rows(data)
-
-    def log_joint(theta):
-        z = draws if centred else non_centred(joint, down.theta, theta, draws)
-        fit = joint.mean_log_rows(theta, z, every)
-        if not centred:
-            return fit / down.temperature, fit
-        log_effects = jnp.mean(jax.vmap(lambda z: joint.log_effects(theta, z))(z))
-        return fit / down.temperature + log_effects, fit
-
-    return jax.grad(log_joint, has_aux=True)(down.theta)
-
-
-def _sum_over_clients(
-    scaling: str, state: State, aggregate: Aggregate
-) -> tuple[Population, Float[Array, ""]]:
-    """The gradient summed over all clients as the cohort estimates it, and their number."""
-    if scaling == "ratio":
-        ratio = state.clients / aggregate.count
-        return jax.tree.map(lambda g: g * ratio, aggregate.plain), state.clients
-    return aggregate.weighted, aggregate.weight
-
-
-def _completed(
-    key: Key[Array, ""],
-    joint: Joint,
-    state: State,
-    gradient: Population,
-    clients: Float[Array, ""],
-) -> tuple[Population, PyTree]:
-    """The gradient with the terms that need no data: a model's prior, and the normaliser of a law
-    whose density is known up to a constant.
-    """
-    (model, law), theta, particles = joint, state.theta, state.particles
-    phi, beta = gradient
-    if model.log_prior is not None:
-        phi = jax.tree.map(jnp.add, phi, jax.grad(model.log_prior)(theta.phi))
-    if law.normaliser is not None:
-        mean, particles = law.normaliser.gradient(key, theta.beta, particles)
-        beta = jax.tree.map(lambda g, m: g - clients * m, beta, mean)
-    return Population(phi, beta), particles
 
 
 def _averaged(share: float, state: State, theta: Population) -> Population:

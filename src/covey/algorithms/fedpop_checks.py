@@ -65,6 +65,16 @@ def check_choices(scaling: str, average: float | None, anneal: Anneal | None) ->
         )
 
 
+def check_by_itself(**settings: object) -> None:
+    """An error for options that need a step size."""
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"fedpop: {'=, '.join(given)}= belongs to settings by hand; give step_size= with it, "
+            "or leave it out and let fedpop find out what suits the data"
+        )
+
+
 def check_law(
     joint: Joint,
     effects: Law | None,

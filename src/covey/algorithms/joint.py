@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 
 from covey.core.shard import Axis, Batch, Spec
+from covey.kernels.importance import Laplace
 from covey.models.effects import Law, gaussian
 from covey.models.mixed import MixedModel
 
@@ -58,6 +59,51 @@ class Joint(NamedTuple):
     ) -> Float[Array, ""]:
         """The log-likelihood of a batch, averaged over draws of the effects."""
         return jnp.mean(jax.vmap(lambda z: self.log_rows(theta, z, batch))(draws))
+
+    def log_complete(
+        self, theta: Population, z: Float[Array, " effects"], batch: Batch
+    ) -> Float[Array, ""]:
+        """The joint log-density log p(rows, z | theta)."""
+        return self.log_effects(theta, z) + self.log_rows(theta, z, batch)
+
+    def response(self, theta: Population, around: Laplace, batch: Batch) -> PyTree:
+        """How the mode of a client's effects moves with theta: D = dz*/dtheta, by the implicit
+        function theorem, as a tree like theta with the effects as leading axis of each leaf.
+        """
+
+        def gradient_at_mode(theta):
+            return jax.grad(lambda z: self.log_complete(theta, z, batch))(around.mode)
+
+        covariance = (around.axes * around.deviation**2) @ around.axes.T
+        return jax.tree.map(
+            lambda leaf: jnp.tensordot(covariance, leaf, axes=1),
+            jax.jacobian(gradient_at_mode)(theta),
+        )
+
+    def log_moving(
+        self,
+        theta: Population,
+        at: Population,
+        response: PyTree,
+        z: Float[Array, " effects"],
+        batch: Batch,
+    ) -> Float[Array, ""]:
+        """The joint log-density of the rows and of effects that move along with theta,
+
+            log p(rows, z + D (theta - at) | theta)
+
+        Integrated over z it is the same likelihood, whatever D, so that Fisher's and Louis's
+        identities hold as well. With D the response of the mode, its gradient by theta hardly
+        depends on z: draws of z give it with little Monte Carlo error, also where rows alone tell
+        much less about theta than rows and effects would.
+        """
+        moved = jax.tree.map(
+            lambda d, new, old: jnp.tensordot(d, new - old, axes=jnp.ndim(new)),
+            response,
+            theta,
+            at,
+        )
+        return self.log_complete(theta, z + sum(jax.tree.leaves(moved), jnp.zeros_like(z)), batch)
 
     def start(self, theta: Population) -> Float[Array, " effects"]:
         """Where the chain of a client starts: the effects of a typical client."""

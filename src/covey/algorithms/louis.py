@@ -26,6 +26,9 @@ BATCHES = 8  # independent estimates per client; their spread is the Monte Carlo
 DRAWS = 64  # of each half of a batch, at first
 MOST_DRAWS = 640
 EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error
+_MOST_QUESTIONS = 3  # for so many draws
+_FAR = 0.5  # standard errors from the maximum that are worth a warning
+_SURE = 3.0  # Monte Carlo errors
 _FEW = 0.1  # of the draws: a client with fewer effective ones is counted as poorly drawn
 
 
@@ -52,13 +55,16 @@ class Information(NamedTuple):
 
     Attributes:
         batches: Independent unbiased estimates.
-        complete: Diagonal of the information that rows and effects together would have.
+        score: The gradient of the log-likelihood, estimated by each batch.
+        complete: Mean squares of the scores of rows and effects together: about the diagonal of the
+            information that these would have.
         poor: Clients whose draws of the effects are worth few.
     """
 
-    batches: Float[Array, "batches parameters parameters"]
-    complete: Float[Array, " parameters"]
-    poor: Float[Array, ""]
+    batches: Float[Array | np.ndarray, "batches parameters parameters"]
+    score: Float[Array | np.ndarray, "batches parameters"]
+    complete: Float[Array | np.ndarray, " parameters"]
+    poor: Float[Array | np.ndarray, ""]
 
 
 class _Half(NamedTuple):
@@ -83,7 +89,10 @@ def shared_posterior(
     with s = grad log p(D_i, z | theta), z ~ p(z | D_i, theta), and gradients by theta. Each client
     estimates its term from weighted draws of its effects and sends it in several independent
     batches, so that the Monte Carlo error is known; where that is above 5 % of a standard error,
-    clients are asked again for more draws.
+    clients are asked for more draws, up to three times. Effects move along with theta (see
+    `Joint.log_moving`), which leaves little of that error. The score itself tells whether the
+    estimate is a maximum: where a Newton step would move a value by more than half of its standard
+    error, a warning says so.
 
     A value that the data do not identify is NaN in every draw, with a warning that names it. The
     law is Gaussian in theta, where deviations count by their logarithm: with few clients its
@@ -141,13 +150,20 @@ def shared_posterior(
                 gradients[:, free],
             )
 
-        found = _asked(ask, theta, DRAWS)
+        found, kept = _asked(ask, theta, DRAWS), None
         errors = errors_of(found)
-        worst = float(np.max(errors.monte_carlo, initial=0.0))
-        if worst > EXACT_ENOUGH or not errors.identified.all():
-            found = _asked(ask, theta, MOST_DRAWS)
+        for _ in range(_MOST_QUESTIONS):
+            # What more draws did not identify, still more will not.
+            known = kept is not None or errors.identified.all()
+            if known and _inexact(errors) <= EXACT_ENOUGH:
+                break
+            found = kept = _together(kept, _asked(ask, theta, MOST_DRAWS))
             errors = errors_of(found)
-        _warn(errors, _names(joint, estimate, spec), float(found.poor))
+        names = _names(joint, estimate, spec)
+        _warn(errors, names, float(found.poor))
+        uphill = _prior_gradient(joint, theta, phi_prior, beta_prior) + np.asarray(found.score)
+        steps = uphill[:, free] @ errors.factor @ errors.factor.T @ gradients[:, free].T
+        _warn_of_a_step(steps, errors, names)
         factor = np.zeros((len(flat), errors.factor.shape[1]))
         factor[free] = errors.factor
         values = {name: np.asarray(value) for name, value in estimate.items()}
@@ -178,22 +194,25 @@ def client_information(
     flat, unravel = ravel_pytree(theta)
     every = all_rows(data)
 
-    def log_joint(parameters, z):
-        at = unravel(parameters)
-        return joint.log_effects(at, z) + joint.log_rows(at, z, every)
-
     def log_density(z):
-        return log_joint(flat, z)
+        return joint.log_complete(theta, z, every)
 
     around = laplace(log_density, joint.start(theta))
+    response = joint.response(theta, around, every)
+
+    def log_joint(parameters, z):
+        return joint.log_moving(unravel(parameters), theta, response, z, every)
+
+    def drawn_by(key):
+        key_prior, key_near = jax.random.split(key)
+        some = joint.prior_draws(key_prior, theta, prior_draws(draws))
+        return weighted_draws(
+            key_near, log_density, around, some, lambda z: joint.log_effects(theta, z), draws
+        )
 
     def half(key):
         """Independent draws, and the moments of the score that they give."""
-        key_prior, key_near = jax.random.split(key)
-        some = joint.prior_draws(key_prior, theta, prior_draws(draws))
-        drawn = weighted_draws(
-            key_near, log_density, around, some, lambda z: joint.log_effects(theta, z), draws
-        )
+        drawn = drawn_by(key)
 
         def expected(parameters):
             return drawn.weight @ jax.vmap(lambda z: log_joint(parameters, z))(drawn.z)
@@ -206,16 +225,35 @@ def client_information(
             drawn.effective,
         )
 
-    halves = jax.lax.map(half, jax.random.split(key, (BATCHES, 2)).reshape(-1))
+    keys = jax.random.split(key, (BATCHES, 2)).reshape(-1)
+    halves = jax.lax.map(half, keys)
     one, other = (jax.tree.map(lambda leaf, at=at: leaf[at::2], halves) for at in (0, 1))
     # The product of two independent means: that of one with itself would be too large on average.
     outer = jax.vmap(jnp.outer)(one.mean, other.mean)
     outer = (outer + jnp.swapaxes(outer, 1, 2)) / 2
     batches = (one.curvature + other.curvature - one.second - other.second) / 2 + outer
-    complete = jnp.diagonal(jnp.mean(halves.curvature, axis=0))
+    drawn = drawn_by(keys[0])
+    still = jax.grad(lambda at, z: joint.log_complete(unravel(at), z, every))
+    complete = drawn.weight @ jax.vmap(lambda z: still(flat, z) ** 2)(drawn.z)
     poor = jnp.mean(halves.effective < _FEW * draws, dtype=flat.dtype)
-    return jax.tree.map(
-        lambda leaf: jnp.where(data.count > 0, leaf, 0.0), Information(batches, complete, poor)
+    found = Information(batches, (one.mean + other.mean) / 2, complete, poor)
+    return jax.tree.map(lambda leaf: jnp.where(data.count > 0, leaf, 0.0), found)
+
+
+def _inexact(errors: StandardErrors) -> float:
+    """The largest relative Monte Carlo error of a standard error."""
+    return float(np.max(errors.monte_carlo[errors.identified], initial=0.0))
+
+
+def _together(known: Information | None, new: Information) -> Information:
+    """All independent estimates so far."""
+    if known is None:
+        return new
+    return Information(
+        np.concatenate([known.batches, new.batches]),
+        np.concatenate([known.score, new.score]),
+        (known.complete + new.complete) / 2,
+        (known.poor + new.poor) / 2,
     )
 
 
@@ -236,14 +274,33 @@ def _prior_information(
 ) -> np.ndarray:
     """What the priors add to the information."""
     phi, unravel = ravel_pytree(theta.phi)
-    sizes = len(phi), len(ravel_pytree(theta.beta)[0])
-    each = (0.0 if prior is None else prior**-2 for prior in (phi_prior, beta_prior))
-    found = np.diag(np.repeat(list(each), sizes))
+    found = np.diag(_prior_precision(theta, phi_prior, beta_prior))
     log_prior = joint.model.log_prior
     if log_prior is not None:
         curvature = jax.hessian(lambda v: log_prior(unravel(v)))(phi)
         found[: len(phi), : len(phi)] -= np.asarray(curvature, np.float64)
     return found
+
+
+def _prior_gradient(
+    joint: Joint, theta: Population, phi_prior: float | None, beta_prior: float | None
+) -> np.ndarray:
+    """What the priors add to the score."""
+    flat = np.asarray(ravel_pytree(theta)[0], np.float64)
+    found = -_prior_precision(theta, phi_prior, beta_prior) * flat
+    if joint.model.log_prior is not None:
+        gradient = ravel_pytree(jax.grad(joint.model.log_prior)(theta.phi))[0]
+        found[: len(gradient)] += np.asarray(gradient, np.float64)
+    return found
+
+
+def _prior_precision(
+    theta: Population, phi_prior: float | None, beta_prior: float | None
+) -> np.ndarray:
+    """The precision of the Gaussian prior on each parameter; 0 where that is flat."""
+    sizes = [len(ravel_pytree(part)[0]) for part in theta]
+    each = [0.0 if prior is None else prior**-2 for prior in (phi_prior, beta_prior)]
+    return np.repeat(each, sizes)
 
 
 def _check(joint: Joint, count: int) -> None:
@@ -303,8 +360,7 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
             "its bound, are there fewer clients than effects, or has the fit not converged?",
             stacklevel=2,
         )
-    worst = float(np.max(errors.monte_carlo[errors.identified], initial=0.0))
-    if worst > EXACT_ENOUGH:
+    if (worst := _inexact(errors)) > EXACT_ENOUGH:
         warnings.warn(
             f"fedpop: standard errors of the shared parameters are known up to a Monte Carlo error "
             f"of {worst:.0%}, more than {EXACT_ENOUGH:.0%}",
@@ -315,4 +371,24 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
             f"fedpop: the draws of {poor:.0f} clients are worth less than {_FEW:.0%} of their "
             "number; standard errors of the shared parameters may be too small",
             stacklevel=2,
+        )
+
+
+def _warn_of_a_step(
+    steps: Float[np.ndarray, "batches values"], errors: StandardErrors, names: Sequence[str]
+) -> None:
+    """Say where the estimate is not the maximum: what a Newton step would change."""
+    known = errors.identified & (errors.value > 0)
+    unit = np.where(known, errors.value, np.inf)
+    step = steps.mean(0) / unit
+    noise = steps.std(0, ddof=1) / np.sqrt(len(steps)) / unit
+    far = np.abs(step) - _SURE * noise
+    worst = int(np.argmax(far)) if len(far) else 0
+    if len(far) and far[worst] > _FAR:
+        warnings.warn(
+            f"fedpop: the fit is not there yet: from these estimates the next Newton step would "
+            f"change {names[worst]} by {step[worst]:+.2g} of its standard errors, and standard "
+            "errors and draws are those of a maximum. Run more rounds, e.g. run.advance(...), with "
+            "larger steps of phi and beta, or leave step_size= out",
+            stacklevel=3,
         )

@@ -134,7 +134,7 @@ def find_mode(name: str, model: Model, log_prior: LogPrior | None, spec: Spec, a
             both = jax.tree.map(jnp.add, Derivatives(*rows), prior_terms(jnp.asarray(z)))
             return Derivatives(*(np.asarray(leaf, np.float64) for leaf in both))
 
-        names = _names(start)
+        names = flat_names(start)
         point, spread = _newton(name, at, np.asarray(flat, np.float64), names)
         mode = unravel(jnp.asarray(point))
         steps = _steps_around(point - np.asarray(flat), spread)
@@ -217,7 +217,7 @@ def _check_determined(name: str, values: np.ndarray, axes: np.ndarray, names: li
         )
 
 
-def _names(parameters: PyTree) -> list[str]:
+def flat_names(parameters: PyTree) -> list[str]:
     """A name for each number of the parameters, e.g. `weight[2]`."""
     names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):

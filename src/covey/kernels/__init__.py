@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from covey.kernels.hamiltonian import hmc, nuts, sghmc
+from covey.kernels.independence import independence
 from covey.kernels.kernel import Kernel, sample
 from covey.kernels.langevin import mala, sgld, ula
 from covey.kernels.preconditioned import ornstein_uhlenbeck, psgld
@@ -12,6 +13,7 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "sgld": sgld,
     "mala": mala,
     "ornstein_uhlenbeck": ornstein_uhlenbeck,
+    "independence": independence,
     "psgld": psgld,
     "sghmc": sghmc,
     "hmc": hmc,
@@ -23,6 +25,7 @@ __all__ = [
     "KERNELS",
     "Kernel",
     "hmc",
+    "independence",
     "mala",
     "nuts",
     "ornstein_uhlenbeck",
