@@ -21,6 +21,7 @@ STEP_SIZE = 0.2  # in coordinates in which the posterior has unit variances
 BURN_IN = 20  # rounds; the chains start from the Gaussian at the mode
 DRAWS = 1000  # of each chain, one per round: some 2,000 independent ones with four chains
 LOCAL_STEPS = (10, 4, 2)  # tried in this order; with 1, clients do not drift apart
+_FAR_OUT = 2.5  # times as far as draws are: where chains come now and then
 LARGEST_EFFECT = 0.05  # of drift on a mean, in standard deviations, and on a standard deviation
 
 # (model, model with residuals, log prior, walk) -> the method
@@ -109,15 +110,21 @@ def _choose(mode: Mode, spec: Spec, ask: Ask) -> int:
     """The most local steps whose drift the posterior does not notice."""
     size = len(mode.spread)
     points = np.random.default_rng(0).standard_normal((size, POINTS))
+    both = np.concatenate([points, _FAR_OUT * points], axis=1)
     key = jax.random.key_data(jax.random.key(1, impl="threefry2x32"))
-    down = Down(jnp.asarray(points, float), key, jnp.int32(0), jnp.asarray(spec.examples, float))
+    down = Down(jnp.asarray(both, float), key, jnp.int32(0), jnp.asarray(spec.examples, float))
     for count in LOCAL_STEPS:
         b = drift(
             lambda sent, count=count: ask(_name(count), Trial(mode, sent)),
             lambda sent: ask("gradient", Trial(mode, sent)),
             down,
         )
-        found = effect(b, points, np.zeros(size), np.eye(size))
+        found = effect(b[:, :POINTS], points, np.zeros(size), np.eye(size))
+        # Far from the mode the pull of drift must stay below that of the posterior, or chains that
+        # come there run away.
+        outside = np.linalg.norm(b[:, POINTS:], axis=0) / np.linalg.norm(both[:, POINTS:], axis=0)
+        if outside.max() > 0.5:
+            continue
         # In the worst of many parameters, and along any direction of the whitened ones.
         if max(np.linalg.norm(found.shift), np.abs(found.wider).max()) < LARGEST_EFFECT:
             return count

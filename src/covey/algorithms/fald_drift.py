@@ -23,6 +23,7 @@ from covey.kernels.langevin_chains import each_chain
 POINTS = 32  # where the drift is measured before a run, with noise that all clients share
 _DRAWS = 256  # where it is measured after a run: the clients' own noise averages out
 LARGEST = 0.1  # shift of a mean, in standard deviations, or change of one, without a warning
+_FAR = 1e6  # where chains are taken to have run away
 _FULL = 300  # parameters up to which the whole covariance of the draws is used
 _FEWEST = 50  # draws, for their covariance to mean something
 
@@ -55,8 +56,9 @@ class Drift(NamedTuple):
 def moved(walk: Walk, gradient: Gradient, key: Key[Array, ""], down: Down, data: Shard) -> Ends:
     """A client's answer: where its chains end, and the gradient there."""
     beta, share = local_walk(walk, gradient, key, down, data)
-    ends = Ends(beta, gradients(gradient, key, down._replace(theta=beta), data))
-    return Ends(jax.tree.map(lambda leaf: share * leaf, beta), ends.gradient)
+    beta = _bounded(beta)
+    pull = gradients(gradient, key, down._replace(theta=beta), data)
+    return Ends(jax.tree.map(lambda leaf: share * leaf, beta), pull)
 
 
 def gradients(gradient: Gradient, key: Key[Array, ""], down: Down, data: Shard) -> PyTree:
@@ -66,7 +68,12 @@ def gradients(gradient: Gradient, key: Key[Array, ""], down: Down, data: Shard) 
     found = each_chain(
         lambda key, theta: gradient(theta, every, scale), jax.random.split(key, points), down.theta
     )
-    return jax.tree.map(lambda leaf: share * leaf, found)
+    return jax.tree.map(lambda leaf: share * leaf, _bounded(found))
+
+
+def _bounded(tree: PyTree) -> PyTree:
+    """Chains that have run away, as far away: a finite answer that tells of them."""
+    return jax.tree.map(lambda leaf: jnp.clip(jnp.nan_to_num(leaf, nan=_FAR), -_FAR, _FAR), tree)
 
 
 def drift(ask_moved: AskDown, ask_gradient: AskDown, down: Down) -> Float[np.ndarray, "d points"]:

@@ -53,17 +53,16 @@ class Information(NamedTuple):
 
 
 def client_rows(data: Shard, min_rows: int = 0) -> Batch:
-    """The client's rows; none of them where they are fewer than `min_rows`. Those beyond its own
-    are zeros, whatever else lies there.
+    """The client's rows; none of them where they are fewer than `min_rows`. Rows beyond its own
+    repeat its last one; those of a client without any are ones, which every family allows.
     """
     batch = all_rows(data)
-    batch = batch._replace(mask=batch.mask & (data.count >= min_rows))
 
-    def cleared(leaf):
-        mask = batch.mask.reshape(-1, *(1,) * (leaf.ndim - 1))
-        return jnp.where(mask, leaf, jnp.zeros((), leaf.dtype))
+    def filled(leaf):
+        return jnp.where(data.count > 0, leaf, jnp.ones((), leaf.dtype))
 
-    return Batch(jax.tree.map(cleared, batch.rows), batch.mask)
+    mask = batch.mask & (data.count >= min_rows)
+    return Batch(jax.tree.map(filled, batch.rows), mask)
 
 
 def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batch: Batch) -> Term:

@@ -202,10 +202,12 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
         down.frame.T @ found.hessian @ down.frame,
         information,
     )
-    good = tree.is_finite(up)
+    # Also finite once they are sent in single precision.
+    sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(up)]
+    good = tree.is_finite(up) & (jnp.stack(sizes).max() < -_BAD)
     refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
     up = tree.where(good, up, refused)
-    return up, -found.value
+    return up, jnp.where(good, -found.value, -_BAD)
 
 
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
