@@ -171,13 +171,17 @@ def find_start(joint: Joint, kind: Kind, priors: Priors, spec: Spec, ask: Ask) -
             return Population(theta.phi, beta)
         return Population(theta.phi, _beta_of(beta, coordinates.root(theta.root, state.unit)))
 
-    zero = at_zero(state, coordinates)
-    flat = jnp.where(zero, jnp.arcsinh(_SMALL), state.climb.point)
-    theta = population(flat)
-    jacobian = jax.jacobian(lambda at: ravel_pytree(population(at))[0])(flat)
-    _check_bounds(law, theta.beta, kind)
-    _warn(method, state, theta, np.asarray(zero), spec)
-    return Start(theta, jacobian @ spread_of(state, coordinates))
+    @jax.jit  # one program instead of many small ones
+    def converted(state):
+        zero = at_zero(state, coordinates)
+        flat = jnp.where(zero, jnp.arcsinh(_SMALL), state.climb.point)
+        jacobian = jax.jacobian(lambda at: ravel_pytree(population(at))[0])(flat)
+        return zero, Start(population(flat), jacobian @ spread_of(state, coordinates))
+
+    zero, start = converted(state)
+    _check_bounds(law, start.theta.beta, kind)
+    _warn(method, state, start.theta, np.asarray(zero), spec)
+    return start
 
 
 def _beta_of(like: PyTree, root: Float[Array, "effects effects"]) -> Gaussian | Correlated:
