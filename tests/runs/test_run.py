@@ -237,7 +237,9 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing catches it and nothing is cleaned up."""
 
 
-@pytest.mark.parametrize("moment", [1, 5, pytest.param(6, marks=pytest.mark.slow), 11])
+@pytest.mark.parametrize(
+    "moment", [1, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (6, 11))]
+)
 def test_a_run_killed_at_any_write_resumes_to_the_same_numbers(
     method, data, whole, tmp_path, monkeypatch, moment
 ):
@@ -293,7 +295,9 @@ def _hearing():
 
 
 @pytest.mark.usefixtures("_hearing")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_signals_are_heard_between_rounds(number, method, data, whole, tmp_path, monkeypatch):
     def stop_at_four(before, seconds):
         if threading.current_thread() is threading.main_thread():
@@ -356,6 +360,7 @@ def test_pooled_calibration_merges_bins_and_does_not_average_clients(data):
         _ = found.bottom_decile
 
 
+@pytest.mark.slow
 def test_states_of_clients_lie_in_the_run_directory_and_resume(data, tmp_path):
     def alone():
         return local(logistic(), batch_size=16)
