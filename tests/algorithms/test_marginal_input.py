@@ -3,6 +3,7 @@
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ import covey
 from covey import models
 from covey.algorithms import marginal_fit
 from covey.algorithms.marginal import marginal
+from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.kernels.pareto_smoothing import Weighted
 
@@ -163,3 +165,51 @@ def test_cohorts_and_lossy_channels_are_refused():
         covey.run(method, data, rounds=2, cohort=covey.cohort.uniform(2))
     with pytest.raises(ValueError, match="this channel changes what they send"):
         covey.run(method, data, rounds=2, channel=covey.channel.rand_k(k=2))
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_rows_beyond_a_clients_own_leave_its_derivatives_finite(count):
+    """A density with the logarithm of the outcome, which filling up with zeros made NaN."""
+
+    def log_likelihood(log_shape, rows):  # a gamma distribution
+        shape = jnp.exp(log_shape)
+        return (shape - 1) * jnp.log(rows.y) - rows.y - jax.scipy.special.gammaln(shape)
+
+    model = models.from_function(
+        log_likelihood,
+        init=lambda key, spec: jnp.zeros(()),
+        predictive=lambda rate, x: models.Poisson(jnp.broadcast_to(rate, len(x))),
+        name="gamma",
+    )
+    data = FederatedData.from_clients({"a": (np.ones((3, 1)), np.array([0.5, 1.0, 4.0]))})
+    method, key = marginal(model), jax.random.key(0)
+    down = method.broadcast(method.init(key, data.spec))._replace(round=jnp.int32(1))
+    rows = jax.tree.map(jnp.asarray, data.rows)
+    shard = Shard(rows, jnp.int32(0), jnp.int32(count), 8)
+    found = method.client(key, down, method.init_client(key, down, shard), shard).up
+    assert float(found.gain) == 0.0  # neither NaN nor refused
+    # At a shape of 1, the derivative by its logarithm is log y + Euler's constant for each row.
+    exact = 0.0 if count == 0 else np.log(2) + 3 * np.euler_gamma
+    assert float(found.gradient[0]) == pytest.approx(exact, abs=1e-5)
+
+
+def test_a_likelihood_that_is_not_its_prediction_is_not_taken_for_a_gaussian():
+    """Where predictions are Gaussian and linear but the likelihood has another law, the likelihood
+    counts.
+    """
+
+    def predictive(mean, x):
+        return models.Normal(jnp.broadcast_to(mean, len(x)), jnp.ones(len(x)))
+
+    model = models.from_function(
+        lambda mean, rows: -jnp.logaddexp(rows.y - mean, mean - rows.y),  # heavier tails
+        init=lambda key, spec: jnp.zeros(()),
+        predictive=predictive,
+        name="robust",
+    )
+    y = {"a": [0.0, 0.1, -0.2], "b": [0.3, 9.0]}
+    data = FederatedData.from_clients(
+        {name: (np.ones((len(values), 1)), np.array(values)) for name, values in y.items()}
+    )
+    law = fit(model, data).posterior.shared.law
+    assert abs(float(law.table()["estimate"].iloc[0])) < 1.0  # the mean of the rows is 1.84

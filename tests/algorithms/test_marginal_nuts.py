@@ -108,7 +108,7 @@ def test_the_posterior_is_that_of_nuts(name, data_dir):
     for part in drawn:
         assert_close(drawn[part], exact[part])
     for client in (0, data.clients // 2, data.clients - 1):
-        own = run.posterior.client(client).draws()["intercept"]
+        own = run.posterior.client(data.name_of(client)).draws()["intercept"]
         assert_close(own, exact["own"][:, client])
 
 
@@ -148,7 +148,7 @@ def test_eight_schools_in_numpyro(data_dir):
         centre = variance * (y[school] / error[school] ** 2 + mean / spread**2)
         exact = np.sum(weights * centre)
         sd = np.sqrt(np.sum(weights * (variance + centre**2)) - exact**2)
-        drawn = run.posterior.client(school).draws()["effect"]
+        drawn = run.posterior.client(data.name_of(school)).draws()["effect"]
         assert abs(drawn.mean() - exact) < 0.1 * sd
         assert abs(drawn.std() / sd - 1) < 0.05
 

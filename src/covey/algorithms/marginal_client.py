@@ -53,16 +53,17 @@ class Information(NamedTuple):
 
 
 def client_rows(data: Shard, min_rows: int = 0) -> Batch:
-    """The client's rows; none of them where they are fewer than `min_rows`. Rows beyond its own
-    repeat its last one; those of a client without any are ones, which every family allows.
+    """The client's rows; none of them counts where they are fewer than `min_rows`.
+
+    Those beyond its own repeat its last one, and are ones where it has none: a density of zeros or
+    of another client's rows may not be finite, and then its derivatives are not, masked or not.
     """
     batch = all_rows(data)
 
-    def filled(leaf):
+    def own(leaf):
         return jnp.where(data.count > 0, leaf, jnp.ones((), leaf.dtype))
 
-    mask = batch.mask & (data.count >= min_rows)
-    return Batch(jax.tree.map(filled, batch.rows), mask)
+    return Batch(jax.tree.map(own, batch.rows), batch.mask & (data.count >= min_rows))
 
 
 def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batch: Batch) -> Term:
@@ -333,4 +334,9 @@ def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows)
         bent = together.mean - first.mean - second.mean + none.mean
         linear = np.allclose(bent, 0, atol=1e-4 * float(np.max(np.abs(together.mean)) + 1))
         plain = np.allclose(first.scale, first.scale[0], rtol=1e-6)
+        y = jnp.asarray(random.normal(size=3)).astype(rows.y.dtype)
+        given = model.log_likelihood(
+            unravel(jnp.asarray(v, flat.dtype)), jnp.asarray(z, flat.dtype), Rows(x, y)
+        )
+        plain = plain and np.allclose(given, first.log_prob(y), rtol=1e-4, atol=1e-4)
         return bool(linear and plain and np.allclose(at(v, u).scale, first.scale, rtol=1e-6))

@@ -242,6 +242,8 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     still in their standard error.
     """
     theta = theta_of(state, settings.coordinates, state.climb.point)
+    if not is_regression(theta.phi):
+        return []
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
     try:
         shape = jax.eval_shape(
