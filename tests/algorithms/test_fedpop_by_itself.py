@@ -11,8 +11,10 @@ import covey
 import pooled_fits
 from covey import models
 from covey.algorithms.fedpop_mode import Priors
+from covey.algorithms.joint import Population, joint_of
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
+from covey.models.effects import Gaussian
 
 SEEDS = range(5)
 
@@ -159,10 +161,10 @@ def test_priors_and_a_law_that_is_given():
 
 
 def test_the_prior_is_that_of_fedpop():
-    joint = covey.algorithms.joint.joint_of(models.mixed_linear(scale=1.0), None)
-    theta = covey.algorithms.joint.Population(
+    joint = joint_of(models.mixed_linear(scale=1.0), None)
+    theta = Population(
         models.Linear(jnp.array([2.0]), jnp.array(1.0)),
-        models.effects.Gaussian(jnp.zeros(1), jnp.array([3.0])),
+        Gaussian(jnp.zeros(1), jnp.array([3.0])),
     )
     found = Priors(2.0, 3.0).log_density(joint, theta)
     assert float(found) == pytest.approx(-(1 + 0.25 + 1) / 2)
@@ -186,7 +188,7 @@ def test_some_clients_per_round(data):
     table = covey.run(covey.marginal(models.mixed_linear()), data, seed=0, progress=False)
     assert_the_maximum(run, table.posterior.shared.law.table())
     few = [
-        covey.run(method, data, rounds=20, seed=1, engine=engine, progress=False).state.average
+        covey.run(method, data, rounds=30, seed=1, engine=engine, progress=False).state.average
         for engine in ("simulate", "loop")
     ]
     for one, other in zip(*map(jax.tree.leaves, few), strict=True):

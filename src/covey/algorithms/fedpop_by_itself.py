@@ -278,7 +278,7 @@ def unsettled(state: State) -> str | None:
         more = int(np.ceil(rounds * (largest / PRECISE) ** 2)) - rounds
         return (
             f"the estimate of {flat_names(state.theta)[int(np.argmax(error))]} has a Monte Carlo "
-            f"error of {largest:.2g} of its standard error, more than {PRECISE:g}: "
+            f"error of {largest:.3g} of its standard error, more than {PRECISE:g}: "
             f"run.advance({max(more, 1)}), or leave rounds= out"
         )
     return None
