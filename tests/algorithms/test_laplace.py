@@ -100,10 +100,12 @@ def test_a_client_adds_up_its_rows_in_pieces():
 def fit(model, start, rank, shard):
     """The fit of one client, without an engine."""
 
-    def ask(statistic):
-        return jax.jit(statistic)(jax.random.key(0), shard)
+    law = laplace(model, lambda down: down, rank=rank)
 
-    return laplace(model, lambda down: down, rank=rank).fit(start, spec(1), ask)
+    def ask(name, sent):
+        return jax.jit(law.queries[name])(jax.random.key(0), sent, shard)
+
+    return law.fit(start, spec(1), ask)
 
 
 def test_newton_s_steps_end_at_the_mode():

@@ -77,7 +77,6 @@ def tables(**changes: object) -> dict:
             "method.weighting: input should be 'rows' or 'equal', got 'equl'",
         ),
         ({"run__rounds": "many"}, "run.rounds: input should be a valid integer, got 'many'"),
-        ({"run": {"rounds": 3}}, "run.seed is missing (a whole number)"),
         (
             {"run__engine": "loops"},
             "run.engine: input should be 'simulate', 'loop' or 'peers', got 'loops'",
