@@ -265,28 +265,28 @@ def answer_gains(
     settings: Settings, key: Key[Array, ""], sent: Points, data: Shard
 ) -> Float[Array, " points"]:
     """The client's log marginal likelihood at the points minus that at the maximum."""
+    return in_double(_gains, settings)(sent, client_rows(data, settings.min_rows))
 
-    def gains(sent, batch):
-        found, here = values(settings, sent, batch)
-        return found - here
 
-    return in_double(gains)(sent, client_rows(data, settings.min_rows))
+def _gains(settings: Settings, sent: Points, batch: Batch) -> Float[Array, " points"]:
+    found, here = values(settings, sent, batch)
+    return found - here
 
 
 def answer_left_out(settings: Settings, key: Key[Array, ""], sent: Points, data: Shard) -> LeftOut:
     """How well the client's rows are predicted where it is left out of the posterior, of which the
     points are draws: each is weighted by one over the client's likelihood, Pareto smoothed.
     """
+    return in_double(_left_out, settings)(sent, client_rows(data, settings.min_rows))
 
-    def left_out(sent, batch):
-        found, _ = values(settings, sent, batch)
-        log_weights, k_hat = smoothed(-found)
-        value = jax.nn.logsumexp(log_weights + found)
-        there = jnp.any(batch.mask).astype(value.dtype)
-        bad = (k_hat > HIGHEST_K).astype(value.dtype)
-        return LeftOut(value * there, value**2 * there, bad * there, there)
 
-    return in_double(left_out)(sent, client_rows(data, settings.min_rows))
+def _left_out(settings: Settings, sent: Points, batch: Batch) -> LeftOut:
+    found, _ = values(settings, sent, batch)
+    log_weights, k_hat = smoothed(-found)
+    value = jax.nn.logsumexp(log_weights + found)
+    there = jnp.any(batch.mask).astype(value.dtype)
+    bad = (k_hat > HIGHEST_K).astype(value.dtype)
+    return LeftOut(value * there, value**2 * there, bad * there, there)
 
 
 def _together(count: int) -> int:

@@ -147,13 +147,14 @@ def broadcast(settings: Settings, state: State) -> Down:
 
 def client(settings: Settings, key, down: Down, state: Empty, data: Shard) -> Local:
     """A client's round: terms of the start in the first, derivatives in all others."""
-    first, later = partial(_first_terms, settings), partial(_terms, settings)
-
-    def terms(down, batch):
-        return jax.lax.cond(down.round == 0, first, later, down, batch)
-
-    up, loss = in_double(terms)(down, client_rows(data, settings.min_rows))
+    batch = client_rows(data, settings.min_rows)
+    up, loss = in_double(_first_or_later_terms, settings)(down, batch)
     return Local(up, Empty(), ClientInfo(loss / jnp.maximum(data.count, 1)))
+
+
+def _first_or_later_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
+    first, later = partial(_first_terms, settings), partial(_terms, settings)
+    return jax.lax.cond(down.round == 0, first, later, down, batch)
 
 
 def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
@@ -213,16 +214,16 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
     """The server's step; none while clients are missing."""
     complete = (state.clients == 0) | (aggregate.count > state.clients - 0.5)
-    first, later = partial(_started, settings), partial(_stepped, settings)
-
-    def step(state, sums, clients):
-        return jax.lax.cond(state.round == 0, first, later, state, sums, clients)
-
-    new = in_double(step)(state, aggregate.weighted, aggregate.weight)
+    new = in_double(_start_or_step, settings)(state, aggregate.weighted, aggregate.weight)
     state = tree.where(complete, new, state)
     value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
     flags = (state.climb.accepted & complete, state.settled, ~complete)
     return state, Info(value, *(flag.astype(float) for flag in flags))
+
+
+def _start_or_step(settings: Settings, state: State, sums: Up, clients: Array) -> State:
+    first, later = partial(_started, settings), partial(_stepped, settings)
+    return jax.lax.cond(state.round == 0, first, later, state, sums, clients)
 
 
 def unsettled(state: State) -> str | None:

@@ -196,14 +196,15 @@ def repeated(
     Returns:
         The carry after the last round, and the records stacked; there is room for `BLOCK` of them.
     """
+    traced_once = jax.jit(one_round)  # for the shapes of a record, and for the loop
 
     def body(index, at):
         carry, records = at
-        *carry, record = one_round(first + index, *carry)
+        *carry, record = traced_once(first + index, *carry)
         put = jax.tree.map(lambda all_, one: all_.at[index].set(one), records, record)
         return tuple(carry), put
 
-    *_, record = jax.eval_shape(one_round, first, *carry)
+    *_, record = jax.eval_shape(traced_once, first, *carry)
     records = jax.tree.map(lambda s: jnp.zeros((BLOCK, *s.shape), s.dtype), record)
     return jax.lax.fori_loop(0, count, body, (carry, records))
 

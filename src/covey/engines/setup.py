@@ -88,7 +88,8 @@ def setup_of(
         given, spec = identity(), spec._replace(omega=0.0)
     else:
         given = channel
-    plain = shapes_of(algorithm, identity(), root, spec)
+    traced_once = algorithm._replace(client=jax.jit(algorithm.client))
+    plain = shapes_of(traced_once, identity(), root, spec)
     upload = plain.up
     if given.omega is None or given.omega(upload) > 0:  # what loses nothing needs no exceptions
         given = keep_exact(algorithm.exact, given)
@@ -97,7 +98,7 @@ def setup_of(
     if algorithm.hooks.validate is not None:
         algorithm.hooks.validate(plan)
     spec = spec._replace(omega=plan.omega)
-    shapes = plain if channel is None else shapes_of(algorithm, given, root, spec)
+    shapes = plain if channel is None else shapes_of(traced_once, given, root, spec)
     checked = (Faults() if faults is None else faults).checked()
     return Setup(algorithm, given, sampler, checked, root, spec, shapes, sizes_of(given, shapes))
 

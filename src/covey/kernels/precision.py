@@ -1,13 +1,14 @@
 """Double precision inside a function, whatever precision the run around it has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 
-def in_double(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def in_double(function: Callable[..., PyTree], *settings: Hashable) -> Callable[..., PyTree]:
     """The function computed in float64: its floating-point arguments become float64, and its
     results get the run's own precision again.
 
@@ -16,11 +17,15 @@ def in_double(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     summed over clients afterwards is as precise as float32 numbers are, which is enough for sums of
     terms that do not cancel: send differences rather than the two values they are of.
 
+    Tracing takes longer than computing: it is done once for the same function, settings and shapes,
+    also by several runs.
+
     Args:
         function: A function of trees of arrays, e.g. a client's log-likelihood with derivatives.
+        settings: First arguments of the function that are not arrays.
 
     Returns:
-        The function of the same arguments.
+        The function of the other arguments.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -32,10 +37,15 @@ def in_double(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def in_float64(*arguments: PyTree) -> PyTree:
         outside = jnp.zeros(()).dtype
         with jax.enable_x64(True):
-            found = function(*_cast(arguments, jnp.float64))
+            found = _traced_once(function, settings)(*_cast(arguments, jnp.float64))
             return _cast(found, outside)
 
     return in_float64
+
+
+@lru_cache(maxsize=256)
+def _traced_once(function: Callable, settings: tuple[Hashable, ...]) -> Callable:
+    return jax.jit(partial(function, *settings))
 
 
 def _cast(tree: PyTree, dtype: jnp.dtype | type) -> PyTree:
