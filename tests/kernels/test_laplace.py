@@ -7,7 +7,15 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from covey.kernels import linear_gaussian
-from covey.kernels.laplace import draw_effects, jet, log_marginal, mode
+from covey.kernels.laplace import (
+    differentiated,
+    draw_effects,
+    jet,
+    log_marginal,
+    mode,
+    randomness,
+    through_predictor,
+)
 from covey.kernels.precision import in_double
 
 
@@ -48,9 +56,8 @@ def dense(log_likelihood, theta, effects):
 
 
 def value(log_likelihood, theta, effects, nodes):
-    theta = jnp.asarray(theta)
-    centre = mode(lambda b: log_likelihood(theta, b), jnp.zeros(effects))
-    return log_marginal(log_likelihood, theta, centre, nodes=nodes)
+    given = differentiated(lambda b: log_likelihood(jnp.asarray(theta), b))
+    return log_marginal(given, mode(given, jnp.zeros(effects)), nodes=nodes)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +76,12 @@ def test_quadrature_reaches_the_integral(log_likelihood, effects, errors):
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize(("log_likelihood", "effects"), [(logistic, 1), (poisson, 2)])
 def test_derivatives(log_likelihood, effects, nodes):
+    def given(theta):
+        return differentiated(lambda b: log_likelihood(theta, b))
+
     def fixed(theta):
-        centre = mode(lambda b: log_likelihood(jnp.asarray(THETA), b), jnp.zeros(effects))
-        return log_marginal(log_likelihood, theta, centre, nodes=nodes)
+        centre = mode(given(jnp.asarray(THETA)), jnp.zeros(effects))
+        return log_marginal(given(theta), centre, nodes=nodes)
 
     found = jax.jit(lambda theta: jet(fixed, theta))(jnp.asarray(THETA))
     at = jax.jit(lambda theta: value(log_likelihood, theta, effects, nodes))
@@ -93,6 +103,35 @@ def test_derivatives(log_likelihood, effects, nodes):
     np.testing.assert_allclose(found.hessian, hessian, rtol=1e-4, atol=1e-5)
 
 
+def test_rows_with_a_linear_predictor():
+    """Values and derivatives by theta are those of the same likelihood as any function; rows that
+    the mask hides do not count.
+    """
+    x, design = jnp.asarray(RANDOM.normal(size=(9, 2))), jnp.asarray(RANDOM.normal(size=(9, 2)))
+    y, mask = jnp.asarray(RANDOM.poisson(2.0, size=9).astype(float)), jnp.arange(9) < 7
+
+    def terms(predictor):
+        return y * predictor - jnp.exp(predictor)
+
+    def by_predictor(theta):
+        return through_predictor(terms, x @ theta, theta[0] * design, mask)
+
+    def by_function(theta):
+        return differentiated(lambda b: jnp.sum(terms(x @ theta + theta[0] * design @ b) * mask))
+
+    theta = jnp.array([0.4, -0.3])
+    found = []
+    for given in (by_predictor, by_function):
+        centre = mode(given(theta), jnp.zeros(2))
+
+        def value(at, given=given, centre=centre):
+            return log_marginal(given(at), centre, nodes=3)
+
+        found.append(jax.jit(lambda at, value=value: jet(value, at))(theta))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_a_mode_far_from_zero():
     """Counts in the thousands: Newton's method from zero overshoots and comes back."""
     counts = np.array([4000.0, 5500.0])
@@ -100,7 +139,7 @@ def test_a_mode_far_from_zero():
     def log_likelihood(b):
         return jnp.sum(counts * 2 * b[0] - jnp.exp(2 * b[0]))
 
-    at = mode(log_likelihood, jnp.zeros(1))
+    at = mode(differentiated(log_likelihood), jnp.zeros(1))
     np.testing.assert_allclose(at[0], np.log(4750) / 2, atol=1e-3)
     assert abs(float(jax.grad(lambda b: log_likelihood(b) - b @ b / 2)(at)[0])) < 1e-2
 
@@ -139,14 +178,15 @@ def test_draws_of_effects_have_their_conditional_law():
     def log_likelihood(b):
         return jax.nn.log_sigmoid(4 * b[0])
 
+    given = differentiated(log_likelihood)
     line = np.linspace(-8, 8, 4001)
     density = np.exp(-(line**2) / 2) / (1 + np.exp(-4 * line))
     density /= density.sum()
     mean = density @ line
     sd = np.sqrt(density @ (line - mean) ** 2)
     count = 4000
-    keys = jax.random.split(jax.random.key(0), count)
-    drawn = jax.jit(jax.vmap(lambda key: draw_effects(key, log_likelihood, jnp.zeros(1))))(keys)
+    random = randomness(jax.random.key(0), count, 1)
+    drawn = jax.jit(jax.vmap(lambda one: draw_effects(one, given, jnp.zeros(1))))(random)
     drawn = np.asarray(drawn)[:, 0]
     assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(count)
     # Four standard errors of a share of about one half.

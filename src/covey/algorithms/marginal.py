@@ -190,8 +190,7 @@ def _paired(settings: Settings, key, published: Published, data: Shard, count: i
         return Personal(points, jnp.zeros((count, 0), points.dtype))
     theta = theta_of(state, settings.coordinates, state.climb.point)
     drawn = in_double(draws_of_effects, settings)
-    keys = jax.random.split(for_effects, count)
-    return Personal(points, drawn(theta, state.unit, keys, points, client_rows(data)))
+    return Personal(points, drawn(theta, state.unit, for_effects, points, client_rows(data)))
 
 
 def _adapt(settings: Settings, key, published: Published, data: Shard) -> Personal:

@@ -4,7 +4,6 @@ Called in double precision; see `kernels.precision`.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,18 @@ from jaxtyping import Array, Float, Key, PyTree
 from covey.algorithms.marginal_parameters import Settings, Theta, logarithms
 from covey.core.shard import Batch, Rows, Shard, all_rows
 from covey.kernels import linear_gaussian
-from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
+from covey.kernels.laplace import (
+    Conditional,
+    Jet,
+    Randomness,
+    differentiated,
+    draw_effects,
+    jet,
+    log_marginal,
+    mode,
+    randomness,
+    through_predictor,
+)
 from covey.kernels.pareto_smoothing import HIGHEST_K, smoothed
 from covey.kernels.precision import in_double
 from covey.models.mixed import MixedModel
@@ -33,13 +43,13 @@ class Term(NamedTuple):
         value: (theta, centre) -> the log marginal likelihood.
         information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
             the likelihood is not linear and Gaussian.
-        draw: (key, theta) -> a draw of the effects z given the rows.
+        draw: (random numbers, theta) -> a draw of the effects z given the rows.
     """
 
     centre: Callable[[Float[Array, " k"]], Float[Array, " q"]]
     value: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, ""]]
     information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
-    draw: Callable[[Key[Array, ""], Float[Array, " k"]], Float[Array, " q"]]
+    draw: Callable[[Randomness, Float[Array, " k"]], Float[Array, " q"]]
 
 
 class Information(NamedTuple):
@@ -98,8 +108,19 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
             return b
         return coordinates.root(unravel(at).root, unit) @ b
 
-    def given(at):
-        return lambda b: log_likelihood(at, b)
+    def given(at) -> Conditional:
+        if model.predictor is None or not effects:
+            return differentiated(lambda b: log_likelihood(at, b))
+        here, of, rows = unravel(at), model.predictor, batch.rows
+
+        def predictor(b):
+            return of.value(here.phi, effects_of(at, b), rows.x)
+
+        none = jnp.zeros(effects, at.dtype)
+        offset, design = predictor(none), jax.jacfwd(predictor)(none)
+        return through_predictor(
+            lambda value: of.terms(here.phi, value, rows), offset, design, batch.mask
+        )
 
     def start(at):
         return jnp.zeros(effects, at.dtype)
@@ -107,20 +128,21 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
         value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)
 
-        def exact_draw(key, at):
-            # Random numbers of 32 bits: those of 64 need double precision outside of here too.
-            noise = jax.random.normal(key, (effects,), jnp.float32).astype(at.dtype)
-            return effects_of(at, white(at, noise))
+        def exact_draw(random, at):
+            return effects_of(at, white(at, random.normal[0].astype(at.dtype)))
 
         return Term(lambda at: jnp.zeros(0, at.dtype), value, information, exact_draw)
 
     def centre(at):
         return mode(given(at), start(at))
 
-    def draw(key, at):
-        return effects_of(at, draw_effects(key, given(at), start(at)))
+    def draw(random, at):
+        return effects_of(at, draw_effects(random, given(at), start(at)))
 
-    return Term(centre, partial(log_marginal, log_likelihood, nodes=nodes), None, draw)
+    def value(at, centre):
+        return log_marginal(given(at), centre, nodes=nodes)
+
+    return Term(centre, value, None, draw)
 
 
 def jet_and_gain(
@@ -218,17 +240,18 @@ def draws_of_effects(
     settings: Settings,
     theta: Theta,
     unit: Float[Array, " q"],
-    keys: Key[Array, " draws"],
+    key: Key[Array, ""],
     points: Float[Array, "draws k"],
     batch: Batch,
 ) -> Float[Array, "draws q"]:
     """Draws of a client's effects z given its rows, one for each point of theta."""
     term = client_term(settings, theta, unit, batch)
+    random = randomness(key, len(points), len(unit))
 
     def one(pair):
         return term.draw(*pair)
 
-    return jax.lax.map(one, (keys, points), batch_size=_together(len(points)))
+    return jax.lax.map(one, (random, points), batch_size=_together(len(points)))
 
 
 class Points(NamedTuple):

@@ -11,16 +11,91 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from covey.kernels.positive_definite import inverse, log_det
 
 Parameters: TypeAlias = Float[Array, " parameters"]
 Effects: TypeAlias = Float[Array, " effects"]
-LogLikelihood: TypeAlias = Callable[[Parameters, Effects], Float[Array, ""]]
 
 _MOST_STEPS = 100  # of Newton's method for the mode; a concave likelihood takes about six
-_CLOSE = 1e-7  # length of the last step, in deviations; the two steps after it square it twice
+_CLOSE = 1e-4  # length of the last step, in deviations; the two steps after it square it twice
+
+
+class Conditional(NamedTuple):
+    """The log-likelihood given the effects, log p(D | theta, b), with its derivatives by b.
+
+    Attributes:
+        value: (b) -> the log-likelihood.
+        gradient: (b) -> its gradient.
+        hessian: (b) -> its Hessian.
+    """
+
+    value: Callable[[Effects], Float[Array, ""]]
+    gradient: Callable[[Effects], Effects]
+    hessian: Callable[[Effects], Float[Array, "effects effects"]]
+
+
+def differentiated(log_likelihood: Callable[[Effects], Float[Array, ""]]) -> Conditional:
+    """Any log-likelihood given the effects; its derivatives are found automatically.
+
+    Args:
+        log_likelihood: (b) -> log p(D | theta, b).
+
+    Returns:
+        The function with its derivatives.
+
+    Example:
+        >>> given = differentiated(lambda b: -((b[0] - 1.0) ** 2))
+        >>> given.gradient(jnp.zeros(1)).tolist(), given.hessian(jnp.zeros(1)).tolist()
+        ([2.0], [[-2.0]])
+    """
+    return Conditional(log_likelihood, jax.grad(log_likelihood), jax.hessian(log_likelihood))
+
+
+def through_predictor(
+    terms: Callable[[Float[Array, " rows"]], Float[Array, " rows"]],
+    offset: Float[Array, " rows"],
+    design: Float[Array, "rows effects"],
+    mask: Bool[Array, " rows"],
+) -> Conditional:
+    """The log-likelihood of rows that depend on the effects by a linear predictor each.
+
+    Derivatives by b are those of each row by its predictor, times the design. That is quicker than
+    `differentiated`, and much quicker to compile, as derivatives by theta are taken of these.
+
+    Args:
+        terms: (predictor) -> the log-likelihood by row.
+        offset: The predictor without effects.
+        design: What a unit of each effect adds to the predictor.
+        mask: Which rows are real.
+
+    Returns:
+        The function with its derivatives.
+
+    Example:
+        >>> given = through_predictor(
+        ...     lambda predictor: -(predictor**2), -jnp.ones(2), jnp.ones((2, 1)), jnp.ones(2, bool)
+        ... )
+        >>> given.gradient(jnp.zeros(1)).tolist(), given.hessian(jnp.zeros(1)).tolist()
+        ([4.0], [[-4.0]])
+    """
+    ones = jnp.ones_like(offset)
+
+    def first(predictor):
+        return jax.jvp(terms, (predictor,), (ones,))[1]
+
+    def second(predictor):
+        return jax.jvp(first, (predictor,), (ones,))[1]
+
+    def by_row(function, b):
+        return jnp.where(mask, function(offset + design @ b), 0.0)
+
+    return Conditional(
+        lambda b: jnp.sum(by_row(terms, b)),
+        lambda b: by_row(first, b) @ design,
+        lambda b: (design.T * by_row(second, b)) @ design,
+    )
 
 
 class Jet(NamedTuple):
@@ -54,9 +129,7 @@ def jet(function: Callable[[Parameters], Float[Array, ""]], at: Parameters) -> J
     return Jet(value, first, hessian)
 
 
-def log_marginal(
-    log_likelihood: LogLikelihood, theta: Parameters, centre: Effects, *, nodes: int
-) -> Float[Array, ""]:
+def log_marginal(given: Conditional, centre: Effects, *, nodes: int) -> Float[Array, ""]:
     """The log of the marginal likelihood, with exact first and second derivatives by theta.
 
     With b* the mode of the joint density of rows and effects, and C C' minus its Hessian there,
@@ -70,8 +143,7 @@ def log_marginal(
     hence the derivatives exact. A Gaussian likelihood is integrated exactly by one node.
 
     Args:
-        log_likelihood: (theta, b) -> log p(D | theta, b), the effects b standard normal.
-        theta: The parameters.
+        given: log p(D | theta, b) at this value of theta, the effects b standard normal.
         centre: The mode of b at this value of theta, from `mode`; empty without effects.
         nodes: Quadrature nodes per effect; 1 is Laplace's method. The grid has nodes^q points for q
             effects: more than one node is for up to three effects.
@@ -80,32 +152,27 @@ def log_marginal(
         The value; `jet` gives it with its derivatives.
 
     Example:
-        >>> import jax
-        >>> def binary(theta, b):  # three successes out of three, given the client's effect
-        ...     return 3 * jax.nn.log_sigmoid(theta[0] + jnp.exp(theta[1]) * b[0])
-        >>> theta = jnp.zeros(2)
-        >>> centre = mode(lambda b: binary(theta, b), jnp.zeros(1))
-        >>> [round(float(log_marginal(binary, theta, centre, nodes=n)), 3) for n in (1, 9)]
+        >>> def binary(b):  # three successes out of three, given the client's effect
+        ...     return 3 * jax.nn.log_sigmoid(b[0])
+        >>> given = differentiated(binary)
+        >>> centre = mode(given, jnp.zeros(1))
+        >>> [round(float(log_marginal(given, centre, nodes=n)), 3) for n in (1, 9)]
         [-1.67, -1.66]
 
     Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
     nonlinear mixed-effects model.
     """
-
-    def given(b):
-        return log_likelihood(theta, b)
-
     b = jax.lax.stop_gradient(centre)
     if not len(b):
-        return given(b)
+        return given.value(b)
     # A constant matrix: the second step corrects the first order of what it misses.
     back = jax.lax.stop_gradient(inverse(_curvature(given, b)))
     for _ in range(2):
-        b = b + back @ (jax.grad(given)(b) - b)
+        b = b + back @ (given.gradient(b) - b)
     curvature = _curvature(given, b)
     volume = log_det(curvature) / 2
     if nodes == 1:
-        return given(b) - b @ b / 2 - volume
+        return given.value(b) - b @ b / 2 - volume
     root = jnp.sqrt(curvature) if len(b) == 1 else jnp.linalg.cholesky(curvature)
     points, logs = grid(len(b), nodes)
 
@@ -115,20 +182,20 @@ def log_marginal(
             if len(b) == 1
             else jax.scipy.linalg.solve_triangular(root.T, t, lower=False)
         )
-        return given(at) - at @ at / 2 + t @ t / 2
+        return given.value(at) - at @ at / 2 + t @ t / 2
 
-    values = jax.vmap(at_node)(jnp.asarray(points, theta.dtype)) + jnp.asarray(logs, theta.dtype)
+    values = jax.vmap(at_node)(jnp.asarray(points, b.dtype)) + jnp.asarray(logs, b.dtype)
     return jax.nn.logsumexp(values) - volume
 
 
-def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) -> Effects:
-    """The mode of log_likelihood(b) - |b|^2 / 2, by Newton's method.
+def mode(given: Conditional, start: Effects) -> Effects:
+    """The mode of given.value(b) - |b|^2 / 2, by Newton's method.
 
     A step that does not go up is tried again at a quarter of its length. Where the density is not
     log-concave, the size of its curvature is taken.
 
     Args:
-        log_likelihood: (b) -> log p(D | theta, b).
+        given: log p(D | theta, b).
         start: Where to begin, e.g. zeros.
 
     Returns:
@@ -139,17 +206,17 @@ def mode(log_likelihood: Callable[[Effects], Float[Array, ""]], start: Effects) 
     one = jnp.ones((), start.dtype)
 
     def joint(b):
-        return log_likelihood(b) - b @ b / 2
+        return given.value(b) - b @ b / 2
 
     def newton(b):
         """The step, and its length in units of the curvature."""
         if len(b) == 1:
-            curvature, axes = -jax.hessian(joint)(b)[0], jnp.ones((1, 1), b.dtype)
+            curvature, axes = _curvature(given, b)[0], jnp.ones((1, 1), b.dtype)
         else:
-            curvature, axes = jnp.linalg.eigh(-jax.hessian(joint)(b))
+            curvature, axes = jnp.linalg.eigh(_curvature(given, b))
         size = jnp.abs(curvature)
         size = jnp.maximum(size, 1e-6 * size.max() + 1e-30)
-        along = axes.T @ jax.grad(joint)(b)
+        along = axes.T @ (given.gradient(b) - b)
         return axes @ (along / size), jnp.sqrt(jnp.sum(along**2 / size))
 
     def going(carry):
@@ -177,49 +244,76 @@ def grid(effects: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return points, logs.sum(1)
 
 
-def draw_effects(
-    key: Key[Array, ""],
-    log_likelihood: Callable[[Effects], Float[Array, ""]],
-    start: Effects,
-    *,
-    steps: int = 10,
-) -> Effects:
+_FREEDOM = 8  # of the proposals; a likelihood times a Gaussian has lighter tails than any t
+_STEPS = 10  # proposals of the chain before a draw
+
+
+class Randomness(NamedTuple):
+    """The random numbers of one draw of the effects; of many draws, with a leading axis.
+
+    Attributes:
+        normal: Standard normal numbers, for the centre of the chain and each of its steps.
+        square: Chi-squared numbers over their degrees of freedom, likewise.
+        log_uniform: Logarithms of uniform numbers, likewise.
+    """
+
+    normal: Float[Array, "*draws steps effects"]
+    square: Float[Array, "*draws steps"]
+    log_uniform: Float[Array, "*draws steps"]
+
+
+def randomness(key: Key[Array, ""], draws: int, effects: int) -> Randomness:
+    """The random numbers of many draws, made at once: a generator inside of a loop over draws takes
+    longer to compile than all the rest.
+
+    They have 32 bits: those of 64 need double precision outside of `in_double` too.
+    """
+    count = draws * (_STEPS + 1)
+    for_normal, for_square, for_uniform = jax.random.split(key, 3)
+    single, shape = jnp.float32, (draws, _STEPS + 1)
+
+    def log_uniform(key, count):
+        tiny = float(jnp.finfo(single).tiny)
+        return jnp.log(jax.random.uniform(key, (count,), single, minval=tiny))
+
+    # An even number of degrees of freedom: a sum of exponential numbers.
+    squares = log_uniform(for_square, count * (_FREEDOM // 2)).reshape(*shape, -1)
+    return Randomness(
+        jax.random.normal(for_normal, (count * effects,), single).reshape(*shape, effects),
+        jnp.sum(squares, axis=-1) * (-2 / _FREEDOM),
+        log_uniform(for_uniform, count).reshape(shape),
+    )
+
+
+def draw_effects(random: Randomness, given: Conditional, start: Effects) -> Effects:
     """One draw of the effects b from p(b | theta, D).
 
-    An independence Metropolis chain of `steps` steps with proposals from a Student t distribution
-    at the mode, which is nearly the target: most proposals are accepted, so the chain forgets its
-    start at once.
+    An independence Metropolis chain with proposals from a Student t distribution at the mode, which
+    is nearly the target: most proposals are accepted, so the chain forgets its start at once.
 
     Args:
-        key: A random key.
-        log_likelihood: (b) -> log p(D | theta, b), the effects b standard normal.
+        random: The random numbers of the draw.
+        given: log p(D | theta, b), the effects b standard normal.
         start: Where to begin to look for the mode, e.g. zeros.
-        steps: Proposals before the draw.
 
     Returns:
         The draw.
     """
-    freedom = 8  # the tails of a likelihood times a Gaussian are lighter than those of any t
-    effects, centre = len(start), mode(log_likelihood, start)
-    root = jnp.linalg.cholesky(_curvature(log_likelihood, centre))
-    normal, chi, accept = jax.random.split(key, 3)
-    # Random numbers of 32 bits: those of 64 need double precision outside of here too.
-    single = jnp.float32
-    square = jnp.sum(jax.random.normal(chi, (steps + 1, freedom), single) ** 2, axis=1)
-    noise = jax.random.normal(normal, (steps + 1, effects), single)
-    white = (noise / jnp.sqrt(square / freedom)[:, None]).astype(start.dtype)
+    effects, centre = len(start), mode(given, start)
+    root = jnp.linalg.cholesky(_curvature(given, centre))
+    normal, square, chance = (leaf.astype(start.dtype) for leaf in random)
+    white = normal / jnp.sqrt(square)[:, None]
     tried = centre + jax.scipy.linalg.solve_triangular(root.T, white.T, lower=False).T
-    log_proposal = -(freedom + effects) / 2 * jnp.log1p(jnp.sum(white**2, 1) / freedom)
-    log_joint = jax.vmap(lambda b: log_likelihood(b) - b @ b / 2)(tried)
+    log_proposal = -(_FREEDOM + effects) / 2 * jnp.log1p(jnp.sum(white**2, 1) / _FREEDOM)
+    log_joint = jax.vmap(lambda b: given.value(b) - b @ b / 2)(tried)
     weight = log_joint - log_proposal
-    chance = jnp.log(jax.random.uniform(accept, (steps + 1,), single))
 
     def move(index, here):
         taken = chance[index] < weight[index] - weight[here]
         return jnp.where(taken, index, here)
 
-    return tried[jax.lax.fori_loop(1, steps + 1, move, 0)]
+    return tried[jax.lax.fori_loop(1, len(white), move, 0)]
 
 
-def _curvature(log_likelihood: Callable, b: Effects) -> Float[Array, "effects effects"]:
-    return jnp.eye(len(b), dtype=b.dtype) - jax.hessian(log_likelihood)(b)
+def _curvature(given: Conditional, b: Effects) -> Float[Array, "effects effects"]:
+    return jnp.eye(len(b), dtype=b.dtype) - given.hessian(b)

@@ -6,6 +6,7 @@ A family is one small record, used by the generalised linear models and the mixe
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -49,6 +50,8 @@ class Family(NamedTuple):
             learned; None for families without.
         divides: Whether a prior weight divides the variance of an outcome, as for Gaussian ones.
             Otherwise it multiplies the log-likelihood: a row of weight 2 counts as two rows.
+        log_prob: (linear predictor, outcomes) -> the log-likelihood by row, where that is quicker
+            than by `predictive`; None otherwise.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Family(NamedTuple):
     predictive: Callable[[Float[Array, " rows"], Given], Predictive]
     scale: Literal["log_scale", "log_dispersion"] | None = None
     divides: bool = False
+    log_prob: Callable[[Float[Array, " rows"], Array], Float[Array, " rows"]] | None = None
 
 
 def _normal(predictor: Float[Array, " rows"], given: Given) -> Normal:
@@ -80,6 +84,11 @@ def _binomial(predictor: Float[Array, " rows"], given: Given) -> Binomial:
     return Binomial(predictor, given.totals.astype(predictor.dtype))
 
 
+def _bernoulli(predictor: Float[Array, " rows"], y: Array) -> Float[Array, " rows"]:
+    """The log-likelihood without the table of both classes."""
+    return jax.nn.log_sigmoid(jnp.where(y == 1, predictor, -predictor))
+
+
 def _need_two_classes(name: str, spec: Spec) -> None:
     classes = need_classes(name, spec)
     if classes != 2:
@@ -94,6 +103,7 @@ BERNOULLI = Family(
     "logit",
     _need_two_classes,
     lambda predictor, given: Categorical.of_logit(predictor),
+    log_prob=_bernoulli,
 )
 BINOMIAL = Family("binomial", "logit", need_number, _binomial)
 POISSON = Family("poisson", "log", need_number, lambda predictor, given: Poisson(predictor))

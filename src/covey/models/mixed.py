@@ -20,7 +20,12 @@ from covey.models.families import (
     POISSON,
     Family,
 )
-from covey.models.mixed_model import MixedModel, averaged, from_mixed_predictive
+from covey.models.mixed_model import (
+    LinearPredictor,
+    MixedModel,
+    averaged,
+    from_mixed_predictive,
+)
 from covey.models.predictive import Predictive
 from covey.models.regression import Coefficients, Parameters, Regression, scale_of
 
@@ -348,6 +353,11 @@ def _generalised(
             "effects": Axis("effect", ("intercept", *own_slopes)),
         }
 
+    def predictor(
+        phi: Parameters, z: Float[Array, " effects"], x: Shaped[Array, " rows *features"]
+    ) -> Float[Array, " rows"]:
+        return regression.predictor(own(phi, z), x)
+
     return MixedModel(
         name,
         regression.init,
@@ -358,4 +368,7 @@ def _generalised(
         coefficients=coefficients,
         axes=axes,
         groups=roles.groups,
+        predictor=None
+        if roles.groups is not None
+        else LinearPredictor(predictor, regression.usable_terms),
     )

@@ -14,6 +14,20 @@ from covey.models.law import Law
 from covey.models.predictive import Categorical, Mixture, Predictive, mixture_of
 
 
+class LinearPredictor(NamedTuple):
+    """How a mixed model depends on its effects where it does so by a linear predictor per row.
+
+    Attributes:
+        value: (phi, z, x) -> the predictor by row, linear in z.
+        terms: (phi, predictor, rows) -> log p(y | x, phi, z) by row, given the predictor.
+    """
+
+    value: Callable[
+        [PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Float[Array, " rows"]
+    ]
+    terms: Callable[[PyTree, Float[Array, " rows"], Rows], Float[Array, " rows"]]
+
+
 class MixedModel(NamedTuple):
     """A likelihood p(y | x, phi, z) as pure functions: phi is shared, z is each client's own.
 
@@ -39,6 +53,8 @@ class MixedModel(NamedTuple):
         groups: Column with the groups inside a client whose effects the log-likelihood integrates
             out; None where there are none. The terms of rows then add up over whole groups only:
             methods that learn from minibatches cannot use such a model.
+        predictor: The linear predictor by which the log-likelihood depends on z, where it does so;
+            None otherwise. Methods that integrate z out are quicker with it.
     """
 
     name: str
@@ -54,6 +70,7 @@ class MixedModel(NamedTuple):
     coefficients: Callable[[PyTree, Float[Array, " effects"]], dict[str, Array]] | None = None
     axes: Callable[[Spec], dict[str, Axis]] | None = None
     groups: Column | None = None
+    predictor: LinearPredictor | None = None
 
 
 def from_mixed_predictive(

@@ -128,7 +128,13 @@ class Regression(NamedTuple):
         """The log-likelihood by row; NaN where a prior weight is not above 0, or where there are
         more successes than trials.
         """
-        terms = self.terms(params, self.predictor(params, rows.x), rows)
+        return self.usable_terms(params, self.predictor(params, rows.x), rows)
+
+    def usable_terms(
+        self, params: Parameters, predictor: Float[Array, " rows"], rows: Rows
+    ) -> Float[Array, " rows"]:
+        """The log-likelihood by row where the predictor has these values; NaN as above."""
+        terms = self.terms(params, predictor, rows)
         return jnp.where(self.usable(params, rows.x), terms, jnp.nan)
 
     def terms(
@@ -137,7 +143,10 @@ class Regression(NamedTuple):
         """The log-likelihood by row where the predictor has these values. A weight that is not
         above 0 counts as 1.
         """
-        terms = self.outcomes(params, predictor, rows.x).log_prob(rows.y)
+        if self.family.log_prob is None:
+            terms = self.outcomes(params, predictor, rows.x).log_prob(rows.y)
+        else:
+            terms = self.family.log_prob(predictor, rows.y)
         weights = self._weights(params, rows.x)
         return terms if weights is None or self.family.divides else weights * terms
 
