@@ -214,15 +214,19 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
     """The server's step; none while clients are missing."""
     complete = (state.clients == 0) | (aggregate.count > state.clients - 0.5)
-    new = in_double(_start_or_step, settings)(state, aggregate.weighted, aggregate.weight)
+    epsilon = float(jnp.finfo(state.climb.point.dtype).eps)
+    step = in_double(_start_or_step, settings, epsilon)
+    new = step(state, aggregate.weighted, aggregate.weight)
     state = tree.where(complete, new, state)
     value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
     flags = (state.climb.accepted & complete, state.settled, ~complete)
     return state, Info(value, *(flag.astype(float) for flag in flags))
 
 
-def _start_or_step(settings: Settings, state: State, sums: Up, clients: Array) -> State:
-    first, later = partial(_started, settings), partial(_stepped, settings)
+def _start_or_step(
+    settings: Settings, epsilon: float, state: State, sums: Up, clients: Array
+) -> State:
+    first, later = partial(_started, settings), partial(_stepped, settings, epsilon)
     return jax.lax.cond(state.round == 0, first, later, state, sums, clients)
 
 
@@ -271,7 +275,9 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
     )
 
 
-def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
+def _stepped(
+    settings: Settings, epsilon: float, state: State, sums: Up, clients: Float[Array, ""]
+) -> State:
     """A step of Newton's method, with what the prior and REML add to the sums."""
     coordinates, at, first = settings.coordinates, state.climb, state.round == 1
     prior = jet(partial(_log_prior_at, settings, state), at.trial)
@@ -286,6 +292,7 @@ def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         sums.hessian + at.frame.T @ added.hessian @ at.frame,
         first=first,
         limited=jnp.asarray(limited(state.phi, coordinates, len(state.unit))),
+        epsilon=epsilon,
     )
 
     total = sums.value + state.level * sums.rows
