@@ -1,21 +1,27 @@
 """How runs of `covey.marginal` end: at the maximum, or with a warning that says why not."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import covey
 from covey import models
+from covey.algorithms import marginal_rounds
 from covey.algorithms.marginal import marginal
+from covey.core import faults
 from covey.data.federated import FederatedData
+from covey.engines import round as engine_round
 
 
-def one_column(*, centre=0.0, noise=1.0, clients=12, rows=10):
+def one_column(*, centre=0.0, noise=1.0, clients=12, rows=10, missing=None, outlier=None):
     random, made = np.random.default_rng(0), {}
     for index in range(clients):
         x = 5 * random.normal(size=(rows, 1))
         y = x[:, 0] + random.normal() + noise * random.normal(size=rows)
+        x[0] = np.nan if index == missing else 50 if index == outlier else x[0]
         made[f"site{index}"] = x + centre, y + centre
-    return FederatedData.from_clients(made, features=["year"])
+    return FederatedData.from_clients(made, features=["year"], allow_missing=missing is not None)
 
 
 def fit(data, **options):
@@ -58,3 +64,88 @@ def test_a_posterior_with_little_noise_has_its_mode():
     table = law.table()
     assert abs(table["mean"]["weights[dose]"] - weight) < 4 * table["sd"]["weights[dose]"]
     assert 0.5 < table["mean"]["noise"] / noise < 2
+
+
+@pytest.mark.parametrize("engine", ["simulate", "loop"])
+def test_a_client_with_a_missing_cell_is_named(engine):
+    with pytest.warns(UserWarning, match="site3") as told:
+        run = covey.run(
+            marginal(models.mixed_linear()), one_column(missing=3), engine=engine, progress=False
+        )
+    assert run.round == 5
+    first, last = (str(one.message) for one in told)
+    assert "client 'site3' has 1 missing value (columns year)" in first
+    assert "in 5 rounds in a row what client 'site3' sends is not finite" in last
+    assert not run.metrics["settled"].any()
+    assert run.metrics["waiting"].all()
+
+
+def test_a_likelihood_that_is_not_finite_at_the_start_is_named():
+    model = models.mixed_linear()
+
+    def log_likelihood(phi, z, rows):
+        # No Gaussian density: it is integrated by quadrature.
+        terms = 0.9 * model.log_likelihood(phi, z, rows)
+        return jnp.where(rows.x[:, 0] > 40, jnp.nan, terms)
+
+    broken, data = model._replace(log_likelihood=log_likelihood), one_column(outlier=3)
+    with pytest.warns(UserWarning, match="site3") as told:
+        run = covey.run(marginal(broken), data, progress=False)
+    assert run.round == 6
+    assert "client 'site3': its likelihood is not finite" in str(told[0].message)
+    assert "what client 'site3' sends is not finite" in str(told[1].message)
+
+
+def test_a_client_that_never_answers_is_named(monkeypatch):
+    def fate(probabilities, root, t, client_id):
+        return jnp.where(client_id == 2, faults.LOST_DOWN, faults.ARRIVES)
+
+    monkeypatch.setattr(engine_round, "fate", fate)
+    with pytest.warns(UserWarning, match=r"in 5 rounds in a row client 'site2' has never answered"):
+        run = covey.run(
+            marginal(models.mixed_linear()),
+            one_column(),
+            faults=faults.Faults(dropout=0.1),
+            progress=False,
+        )
+    assert run.round == 5
+
+
+def test_lost_messages_are_waited_for():
+    """Every fourth round is complete; the fit is that of a run without faults."""
+    data = one_column(clients=6)
+    method = marginal(models.mixed_linear())
+    run = covey.run(method, data, faults=faults.Faults(dropout=0.2), progress=False)
+    whole = covey.run(method, data, progress=False)
+    assert run.round > whole.round
+    np.testing.assert_allclose(run.state.climb.point, whole.state.climb.point, atol=1e-4)
+
+
+def test_giving_up_is_told_everywhere(monkeypatch):
+    monkeypatch.setattr(marginal_rounds, "MOST_ROUNDS", 3)
+    data = one_column()
+    told = r"has not settled after 3 rounds: .* It gives up: .* Standardise"
+    with pytest.warns(UserWarning, match=told):
+        run = fit(data)
+    assert run.round == 3
+    assert run.metrics["settled"].iloc[-1] == 0
+    with pytest.warns(UserWarning, match=told):
+        run.predict(np.zeros((2, 1)), client="site1")
+    with pytest.warns(UserWarning, match="has not found the maximum after 3 rounds.* NaN"):
+        shared = run.posterior.shared
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(shared.draws(10)))
+    assert shared.law.table()["se"].isna().all()
+
+
+@pytest.mark.filterwarnings("ignore:.*has not")
+def test_a_posterior_that_gave_up_has_no_draws(monkeypatch):
+    monkeypatch.setattr(marginal_rounds, "MOST_ROUNDS", 3)
+    shared = fit(one_column(), estimate="posterior").posterior.shared
+    assert shared.law.sample is None
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(shared.draws(10)))
+
+
+def test_fedpop_does_not_start_where_marginal_gave_up(monkeypatch):
+    monkeypatch.setattr(marginal_rounds, "MOST_ROUNDS", 3)
+    with pytest.raises(ValueError, match="no maximum that Newton's method finds"):
+        covey.run(covey.fedpop(models.mixed_linear()), one_column(), progress=False)

@@ -36,7 +36,7 @@ from covey.kernels.newton import begin, climb
 from covey.kernels.precision import in_double
 
 _BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
-MOST_ROUNDS = 100  # after which a run without a number of rounds gives up
+MOST_ROUNDS = 100  # after which a run gives up
 _START = 0.5  # deviations of effects at the start, in units of the linear predictor
 
 
@@ -131,6 +131,7 @@ def init(settings: Settings, key, spec: Spec) -> State:
         basis=jnp.eye(len(beta)) if settings.estimate == "reml" else Empty(),
         clients=jnp.asarray(spec.clients or 0, float),
         round=jnp.int32(0),
+        waited=jnp.int32(0),
         seed=jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32),
     )
 
@@ -186,7 +187,7 @@ def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Arra
 
 def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     """A client's marginal likelihood with derivatives. A likelihood that is not finite is reported
-    as a bad step, not as a failure.
+    as a bad step, not as a failure; at the start, where there is no step to take back, as it is.
     """
     term = client_term(settings, down.trial, down.unit, batch)
     (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
@@ -207,7 +208,7 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(up)]
     good = tree.is_finite(up) & (jnp.stack(sizes).max() < -_BAD)
     refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
-    up = tree.where(good, up, refused)
+    up = tree.where(good | (down.round == 1), up, refused)
     return up, jnp.where(good, -found.value, -_BAD)
 
 
@@ -217,7 +218,7 @@ def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple
     epsilon = float(jnp.finfo(state.climb.point.dtype).eps)
     step = in_double(_start_or_step, settings, epsilon)
     new = step(state, aggregate.weighted, aggregate.weight)
-    state = tree.where(complete, new, state)
+    state = tree.where(complete, new, state._replace(waited=state.waited + 1))
     value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
     flags = (state.climb.accepted & complete, state.settled, ~complete)
     return state, Info(value, *(flag.astype(float) for flag in flags))
@@ -231,15 +232,28 @@ def _start_or_step(
 
 
 def unsettled(state: State) -> str | None:
-    """Why there is no maximum yet; None once there is one, or no hope of one."""
+    """Why there is no maximum yet; None once there is one."""
     rounds = int(state.round)
-    if bool(state.settled) or rounds >= MOST_ROUNDS:
+    if bool(state.settled):
         return None
     if rounds < 2:
         return f"marginal has heard all clients in {rounds} rounds, and needs about a dozen"
     return (
         f"marginal has not found the maximum after {rounds} rounds: the next step would gain "
         f"{float(state.climb.gradient @ state.climb.gradient) / 2:.2g} of log-likelihood"
+    )
+
+
+def given_up(state: State) -> str | None:
+    """Why more rounds would not find the maximum; None while they may."""
+    why = unsettled(state)
+    if why is None or int(state.round) < MOST_ROUNDS:
+        return None
+    return (
+        f"{why}. It gives up: estimates, standard errors and predictions are not those of a "
+        "maximum. Standardise the columns (data.standardised()), choose covariance='diagonal' or "
+        "fewer slopes, or give a prior= of the parameters; where the likelihood has no maximum, "
+        "estimate='posterior' with a prior still has one"
     )
 
 
@@ -272,6 +286,7 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         variance=found.variance,
         basis=basis,
         round=state.round + 1,
+        waited=jnp.zeros_like(state.waited),
     )
 
 
@@ -310,6 +325,7 @@ def _stepped(
         log_prior=newest(prior.value, state.log_prior),
         rows=sums.rows,
         round=state.round + 1,
+        waited=jnp.zeros_like(state.waited),
     )
 
 
