@@ -149,3 +149,15 @@ def test_fedpop_does_not_start_where_marginal_gave_up(monkeypatch):
     monkeypatch.setattr(marginal_rounds, "MOST_ROUNDS", 3)
     with pytest.raises(ValueError, match="no maximum that Newton's method finds"):
         covey.run(covey.fedpop(models.mixed_linear()), one_column(), progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:fedpop.* (is estimated as 0|has not settled)")
+def test_fedpop_tells_of_separated_classes():
+    random, made = np.random.default_rng(0), {}
+    for index in range(6):
+        x = random.normal(size=(6, 2))
+        made[str(index)] = x, (x[:, 0] > 0).astype(int)
+    data = FederatedData.from_clients(made, classes=2)
+    with pytest.warns(UserWarning, match=r"fedpop: .* run away.* Give phi_prior="):
+        covey.run(covey.fedpop(models.mixed_logistic()), data, rounds=1, progress=False)

@@ -34,6 +34,7 @@ from covey.core.shard import Batch, Shard, Spec
 from covey.kernels.laplace import Jet, jet
 from covey.kernels.newton import begin, climb
 from covey.kernels.precision import in_double
+from covey.kernels.triangle import packed, unpacked
 
 _BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
 MOST_ROUNDS = 100  # after which a run gives up
@@ -72,8 +73,8 @@ class Up(NamedTuple):
         gain: The value minus that at the best point.
         rows: Its number of rows. First round: `Moments.weight`.
         gradient: In the frame. First round: `Moments.score`.
-        hessian: In the frame. First round: `Moments.information`, and `Moments.effects` on the
-            diagonal.
+        hessian: In the frame, its upper triangle. First round: `Moments.information`, and
+            `Moments.effects` on the diagonal.
         information: X'V^-1 X with derivatives, for REML.
     """
 
@@ -81,7 +82,7 @@ class Up(NamedTuple):
     gain: Float[Array, ""]
     rows: Float[Array, ""]
     gradient: Float[Array, " k"]
-    hessian: Float[Array, "k k"]
+    hessian: Float[Array, " pairs"]
     information: Information | Empty
 
 
@@ -172,14 +173,14 @@ def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Arra
     information: Information | Empty = Empty()
     if isinstance(down.basis, jax.Array):
         (beta, others), zeros = coefficients_of(down.trial), jnp.zeros
-        p, m = len(beta), len(others)
-        information = Information(zeros((p, p)), zeros((p, p, m)), zeros((p, p, m, m)))
+        p, m = (count * (count + 1) // 2 for count in (len(beta), len(others)))
+        information = Information(zeros(p), zeros((p, len(others))), zeros((p, m)))
     up = Up(
         of.squares,
         jnp.zeros(()),
         of.weight,
         jnp.zeros(size).at[:shared].set(of.score),
-        hessian,
+        packed(hessian),
         information,
     )
     return up, -jnp.sum(jnp.where(batch.mask, each, 0.0))
@@ -201,7 +202,7 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
         gain,
         rows,
         down.frame.T @ found.gradient,
-        down.frame.T @ found.hessian @ down.frame,
+        packed(down.frame.T @ found.hessian @ down.frame),
         information,
     )
     # Also finite once they are sent in single precision.
@@ -262,12 +263,13 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
     coordinates, effects = settings.coordinates, len(state.unit)
     flat, _ = ravel_pytree(state.phi)
     shared, entry = flat.size, flat.size + coordinates.diagonal(effects)
+    hessian = unpacked(sums.hessian)
     of = Moments(
         sums.value,
         sums.rows,
         sums.gradient[:shared],
-        sums.hessian[:shared, :shared],
-        sums.hessian[entry, entry],
+        hessian[:shared, :shared],
+        hessian[entry, entry],
     )
     found = start(of, flat, jnp.asarray(logarithms(state.phi)), clients)
     deviation = _START * found.spread / jnp.sqrt(found.mean_square)
@@ -304,7 +306,7 @@ def _stepped(
         at,
         sums.gain + jnp.where(first, 0.0, added.value - before),
         sums.gradient + at.frame.T @ added.gradient,
-        sums.hessian + at.frame.T @ added.hessian @ at.frame,
+        unpacked(sums.hessian) + at.frame.T @ added.hessian @ at.frame,
         first=first,
         limited=jnp.asarray(limited(state.phi, coordinates, len(state.unit))),
         epsilon=epsilon,
@@ -341,13 +343,14 @@ def _restriction(theta: Theta, basis: Array | Empty, of: Information | Empty, si
     if isinstance(of, Empty) or isinstance(basis, Empty):
         return zero
     _, others = coefficients_of(theta)
-    inverse = jnp.linalg.inv(of.value)
-    each = jnp.einsum("ij,jkm->ikm", inverse, of.first)
-    curvature = jnp.einsum("ij,jimn->mn", inverse, of.second)
+    value, first, second = (unpacked(part.T) for part in of)  # matrices along the last two axes
+    inverse = jnp.linalg.inv(value)
+    each = jnp.einsum("ij,mjk->ikm", inverse, first)
+    curvature = unpacked(jnp.einsum("ij,aji->a", inverse, second))
     curvature -= jnp.einsum("ijm,jin->mn", each, each)
-    log_det = jnp.linalg.slogdet(of.value)[1] - 2 * jnp.linalg.slogdet(basis)[1]
+    log_det = jnp.linalg.slogdet(value)[1] - 2 * jnp.linalg.slogdet(basis)[1]
     return Jet(
-        len(of.value) * jnp.log(2 * jnp.pi) / 2 - log_det / 2,
+        len(value) * jnp.log(2 * jnp.pi) / 2 - log_det / 2,
         zero.gradient.at[others].set(-jnp.einsum("iim->m", each) / 2),
         zero.hessian.at[np.ix_(others, others)].set(-curvature / 2),
     )
