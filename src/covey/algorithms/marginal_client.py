@@ -40,17 +40,20 @@ class Term(NamedTuple):
     """A client's log marginal likelihood as a function of the flattened theta.
 
     Attributes:
-        centre: (theta) -> the mode of the standardised effects, where one is needed.
+        centre: (theta, start) -> the mode of the standardised effects, where one is needed.
         value: (theta, centre) -> the log marginal likelihood.
         information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
             the likelihood is not linear and Gaussian.
-        draw: (random numbers, theta) -> a draw of the effects z given the rows.
+        draw: (random numbers, theta, start) -> a draw of the effects z given the rows.
+        start: Where to begin to look for a mode that is not known: zeros. A mode at a theta nearby
+            is closer.
     """
 
-    centre: Callable[[Float[Array, " k"]], Float[Array, " q"]]
+    centre: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, " q"]]
     value: Callable[[Float[Array, " k"], Float[Array, " q"]], Float[Array, ""]]
     information: Callable[[Float[Array, " k"]], Float[Array, "p p"]] | None
-    draw: Callable[[Randomness, Float[Array, " k"]], Float[Array, " q"]]
+    draw: Callable[[Randomness, Float[Array, " k"], Float[Array, " q"]], Float[Array, " q"]]
+    start: Float[Array, " q"]
 
 
 class Information(NamedTuple):
@@ -117,33 +120,31 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
         def predictor(b):
             return of.value(here.phi, effects_of(at, b), rows.x)
 
-        none = jnp.zeros(effects, at.dtype)
-        offset, design = predictor(none), jax.jacfwd(predictor)(none)
+        offset, design = predictor(start), jax.jacfwd(predictor)(start)
         return through_predictor(
             lambda value: of.terms(here.phi, value, rows), offset, design, batch.mask
         )
 
-    def start(at):
-        return jnp.zeros(effects, at.dtype)
-
+    start = jnp.zeros(effects, flat.dtype)
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
         value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)
 
-        def exact_draw(random, at):
+        def exact_draw(random, at, start):
             return effects_of(at, white(at, random.normal[0].astype(at.dtype)))
 
-        return Term(lambda at: jnp.zeros(0, at.dtype), value, information, exact_draw)
+        none = jnp.zeros(0, flat.dtype)
+        return Term(lambda at, start: none, value, information, exact_draw, none)
 
-    def centre(at):
-        return mode(given(at), start(at))
+    def centre(at, start):
+        return mode(given(at), start)
 
-    def draw(random, at):
-        return effects_of(at, draw_effects(random, given(at), start(at)))
+    def draw(random, at, start):
+        return effects_of(at, draw_effects(random, given(at), start))
 
     def value(at, centre):
         return log_marginal(given(at), centre, nodes=nodes)
 
-    return Term(centre, value, None, draw)
+    return Term(centre, value, None, draw, start)
 
 
 def jet_and_gain(
@@ -151,7 +152,7 @@ def jet_and_gain(
 ) -> tuple[Jet, Float[Array, ""]]:
     """The term with derivatives at a trial point, and how much higher it is than at another."""
     both = jnp.stack([trial, point])
-    centres = jax.vmap(term.centre)(both)
+    centres = jax.vmap(term.centre, in_axes=(0, None))(both, term.start)
     values = jax.vmap(term.value)(both, centres)
     return jet(lambda at: term.value(at, centres[0]), trial), values[0] - values[1]
 
@@ -230,12 +231,14 @@ def values(
 ) -> tuple[Float[Array, " points"], Float[Array, ""]]:
     """The client's log marginal likelihood at some points, and that at theta."""
     term = client_term(settings, sent.theta, sent.unit, batch)
+    theta, _ = ravel_pytree(sent.theta)
+    here = term.centre(theta, term.start)
 
     def value(at):
-        return term.value(at, term.centre(at))
+        return term.value(at, term.centre(at, here))
 
     found = jax.lax.map(value, sent.points, batch_size=_together(len(sent.points)))
-    return found, value(ravel_pytree(sent.theta)[0])
+    return found, term.value(theta, here)
 
 
 def draws_of_effects(
@@ -250,8 +253,10 @@ def draws_of_effects(
     term = client_term(settings, theta, unit, batch)
     random = randomness(key, len(points), len(unit))
 
+    here = term.centre(ravel_pytree(theta)[0], term.start)
+
     def one(pair):
-        return term.draw(*pair)
+        return term.draw(*pair, here)
 
     return jax.lax.map(one, (random, points), batch_size=_together(len(points)))
 

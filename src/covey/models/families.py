@@ -6,11 +6,11 @@ A family is one small record, used by the generalised linear models and the mixe
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from covey.core.shard import Spec
+from covey.models.log_sigmoid import log_sigmoid
 from covey.models.model import need_classes, need_number
 from covey.models.predictive import (
     Binomial,
@@ -86,7 +86,7 @@ def _binomial(predictor: Float[Array, " rows"], given: Given) -> Binomial:
 
 def _bernoulli(predictor: Float[Array, " rows"], y: Array) -> Float[Array, " rows"]:
     """The log-likelihood without the table of both classes."""
-    return jax.nn.log_sigmoid(jnp.where(y == 1, predictor, -predictor))
+    return log_sigmoid(jnp.where(y == 1, predictor, -predictor))
 
 
 def _need_two_classes(name: str, spec: Spec) -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Real
 from scipy import special  # not scipy.stats, which takes a second to import
 
 from covey.core.metrics import Mean, Metric
+from covey.models.log_sigmoid import log_sigmoid
 
 Values: TypeAlias = Array | np.ndarray
 Interval: TypeAlias = tuple[Float[np.ndarray, " rows *values"], Float[np.ndarray, " rows *values"]]
@@ -108,7 +109,7 @@ class NegativeBinomial(NamedTuple):
         y, k = y.astype(self.log_mean.dtype), self.dispersion
         odds = self.log_mean - jnp.log(k)
         constant = -betaln(k, y + 1) - jnp.log(y + k)  # log Gamma(y + k) / (Gamma(k) y!)
-        return constant + y * odds - (y + k) * jax.nn.softplus(odds)
+        return constant + y * odds + (y + k) * log_sigmoid(-odds)
 
     def cdf(self, y: Real[Values, " rows *values"]) -> Float[np.ndarray, " rows *values"]:
         """The probability of a count of at most y."""
@@ -165,7 +166,7 @@ class Binomial(NamedTuple):
         # Other values in place of impossible ones, so that derivatives stay finite under a mask.
         total, y = jnp.where(possible, self.total, 1.0), jnp.where(possible, y, 0.0)
         ways = -betaln(total - y + 1, y + 1) - jnp.log(total + 1)
-        known = y * jax.nn.log_sigmoid(self.logit) + (total - y) * jax.nn.log_sigmoid(-self.logit)
+        known = y * log_sigmoid(self.logit) + (total - y) * log_sigmoid(-self.logit)
         return jnp.where(possible, ways + known, jnp.nan)
 
     def cdf(self, y: Real[Values, " rows *values"]) -> Float[np.ndarray, " rows *values"]:
