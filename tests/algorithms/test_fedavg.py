@@ -110,6 +110,7 @@ def test_fedprox_stands_still_where_theory_says(proximal):
     )
 
 
+@pytest.mark.slow
 def test_fedprox_without_the_term_is_fedavg():
     options = {"client_optimizer": optax.sgd(STEP), "batch_size": 8}
     _, one, _ = fit(fedprox(models.linear(), proximal=0.0, **options), 5)

@@ -94,6 +94,7 @@ def test_draws_of_clients_are_of_the_newest_parameters(stale, data):
     assert np.abs(off / (deviations / np.sqrt(200))).max() < 4
 
 
+@pytest.mark.slow
 def test_engines_refresh_alike(data):
     """Between peers too, where everyone talks to everyone. Evaluation changes no later round."""
     step = optax.sgd(0.01)

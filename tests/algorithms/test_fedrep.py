@@ -91,8 +91,15 @@ def rounds_by_hand(problem, client, rounds, weights):
 SIZES = (6, 15, 9)
 
 
-@pytest.mark.parametrize("weighting", ["rows", "equal"])
-@pytest.mark.parametrize("name", ["fedrep", "fedper"])
+@pytest.mark.parametrize(
+    ("name", "weighting"),
+    [
+        ("fedrep", "rows"),
+        ("fedper", "equal"),
+        pytest.param("fedrep", "equal", marks=pytest.mark.slow),
+        pytest.param("fedper", "rows", marks=pytest.mark.slow),
+    ],
+)
 def test_rounds_are_those_of_the_paper(name, weighting):
     problem = Problem(SIZES, features=4, effects=2)
     weights = np.array(SIZES) if weighting == "rows" else None
