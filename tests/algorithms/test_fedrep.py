@@ -204,6 +204,7 @@ def test_with_nothing_personal_they_are_fedavg():
     np.testing.assert_allclose(turns.bias, plain.bias, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_nothing_shared_fedper_is_local_training():
     together = fit(
         fedper(models.split_network(models.linear(), personal="all"), **MINIBATCH), LINEAR.data
