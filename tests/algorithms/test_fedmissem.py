@@ -299,7 +299,7 @@ def paths(family, curvature, effects=False):
     [
         pytest.param("gaussian", "completed", False, marks=pytest.mark.slow),
         pytest.param("gaussian", "observed", False, marks=pytest.mark.slow),
-        ("poisson", "completed", False),
+        pytest.param("poisson", "completed", False, marks=pytest.mark.slow),
         ("poisson", "observed", False),
         pytest.param("negative_binomial", "observed", False, marks=pytest.mark.slow),
         pytest.param("bernoulli", "observed", True, marks=pytest.mark.slow),
@@ -320,10 +320,8 @@ def test_the_objective_never_rises_and_ends_where_its_gradient_is_zero(family, c
         np.testing.assert_allclose(leaf, 0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["poisson", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gaussian", "bernoulli"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["poisson", "gaussian", "bernoulli"])
 def test_both_curvatures_end_in_the_same_place(family):
     ends = [paths(family, curvature)[1].server.factors for curvature in ("completed", "observed")]
     first, second = (np.asarray(u @ v.T) for u, v in ends)

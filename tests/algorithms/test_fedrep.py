@@ -141,6 +141,7 @@ def distance(phi, truth):
     return np.linalg.norm(truth - basis @ (basis.T @ truth), 2)
 
 
+@pytest.mark.slow
 def test_fedrep_finds_the_representation():
     """60 clients with 6 rows and 8 features: no client could regress alone, and no single vector
     fits them all.
@@ -172,6 +173,7 @@ def fit(method, data, rounds=3):
     return engine.advance(engine.start(), rounds)[0]
 
 
+@pytest.mark.slow
 def test_fedper_with_one_client_is_fedavg():
     one = LINEAR.data.subset(np.array([1]))
     cut = fit(fedper(models.split_network(models.linear(), personal="bias"), **MINIBATCH), one)
