@@ -90,10 +90,10 @@ def poisson_fit():
         "ridge": 2.0,
         "effect_ridge": EFFECT_RIDGE,
         "tol": 0.0,
-        "rounds": 120,
+        "rounds": 250,
         "restarts": 1,
         "replicas": 3,
-        "replica_rounds": 80,
+        "replica_rounds": 150,
     }
     return FederatedImputer(1, seed=4, **options).fit(counts())
 
@@ -101,7 +101,7 @@ def poisson_fit():
 def test_fit_and_replicas_are_those_of_the_pooled_cells():
     """Each of three groups of observers is left out once."""
     data, imputer = counts(), poisson_fit()
-    assert imputer.n_iter_ == 120
+    assert imputer.n_iter_ == 250
     start = np.concatenate([imputer.row_factors_.ravel(), imputer.column_factors_.ravel()]) + 0.01
     assert imputer.offset_ == pytest.approx(np.log(np.mean(data.rows.y)))
     pooled = pooled_fit(data, imputer.offset_, 2.0, EFFECT_RIDGE, start)
