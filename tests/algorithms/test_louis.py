@@ -111,10 +111,10 @@ def test_a_fit_that_is_not_there_yet_is_told(theta):
         made[name] = (x[:, :1], y)
     at = Population(Linear(jnp.array([3.0]), jnp.zeros(())), Gaussian(jnp.zeros(1), jnp.log(0.5)))
     with pytest.warns(UserWarning, match=r"not there yet.*change weights\[0\] by") as said:
-        law = fitted(at, made, joint, phi_prior=0.5)
+        law = fitted(at, made, joint, phi_prior=0.2)
     text = next(str(one.message) for one in said if "not there yet" in str(one.message))
     step = float(text.partition(" by ")[2].split()[0]) * float(law.error["weights"][0])
-    information, score = np.eye(2) / 0.5**2, np.array([-3.0, 0.0]) / 0.5**2
+    information, score = np.eye(2) / 0.2**2, np.array([-3.0, 0.0]) / 0.2**2
     for x, y in made.values():
         fixed = np.column_stack([x, np.ones(len(y))])
         precision = np.linalg.inv(NOISE**2 * np.eye(len(y)) + 0.25)
