@@ -11,10 +11,13 @@ import covey
 import pooled_fits
 from covey import models
 from covey.algorithms.fedpop_by_itself import _total, unsettled
-from covey.algorithms.fedpop_mode import Priors
+from covey.algorithms.fedpop_mode import QUESTION, Priors, find_start, kind_of, marginal_of
 from covey.algorithms.joint import Population, joint_of
+from covey.algorithms.rounds_by_asking import round_query
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
+from covey.engines.questions import Questions
+from covey.engines.simulate import Simulation
 from covey.models.effects import Gaussian
 
 SEEDS = range(5)
@@ -187,6 +190,17 @@ def test_the_prior_is_that_of_fedpop():
     np.testing.assert_allclose(gradient, [-2 / 4, -1 / 4, 0, -3 / 9], atol=1e-6)
     assert not Priors(2.0, None).is_flat(joint)
     assert Priors(None, None).is_flat(joint)
+
+
+def test_a_start_with_a_deviation_of_zero_is_told():
+    """Of the questions before the first round alone."""
+    data, joint = small(alike=True), joint_of(models.mixed_linear(), None)
+    kind = kind_of(joint)
+    queries = {QUESTION: round_query(marginal_of(joint, kind))}
+    ask = Questions(lambda method: Simulation(method, data, seed=0)).asker(queries)
+    with pytest.warns(UserWarning, match=r"sd\[intercept\] is estimated as 0"):
+        start = find_start(joint, kind, Priors(None, None), data.spec, ask)
+    assert float(jnp.exp(start.theta.beta.log_scale[0])) < 50  # rows tell some 250 from 0
 
 
 @pytest.mark.slow
