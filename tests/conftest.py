@@ -6,8 +6,8 @@ import pytest
 from hypothesis import settings
 
 # Tests compile many small programs and run each for a moment: quick compilation beats quick
-# programs. The older emitters of fused loops compile in half the time, and a program that is not
-# split for several threads in nine tenths. Set before JAX is imported.
+# programs. The older emitters of fused loops compile in half the time; a small program need not be
+# split for several threads. Set before JAX is imported.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
