@@ -6,11 +6,12 @@ import pytest
 from hypothesis import settings
 
 # Tests compile many small programs and run each for a moment: quick compilation beats quick
-# programs. The older emitters of fused loops compile in half the time. Set before JAX is imported.
+# programs. The older emitters of fused loops compile in half the time; a small program need not be
+# split for several threads. Set before JAX is imported.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
 
 # Examples that are the same each time, and no limits of time: others may be using the machine.

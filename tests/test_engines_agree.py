@@ -50,7 +50,7 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, id=name, marks=() if name in MADE else pytest.mark.slow)
+        pytest.param(method, id=name, marks=() if name == "forgetting" else pytest.mark.slow)
         for name, method in EVERY.items()
     ],
 )
@@ -95,6 +95,7 @@ def test_a_memory_moves_by_what_was_sent(data):
     np.testing.assert_allclose(moved.sum(0) / 0.5, summed / 0.1, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_channel_by_part(data):
     channel = partition({"count": identity(), "move": bfloat16()})
     assert_agree(MADE["forgetting"], data, channel=channel, tolerance=2**-7)

@@ -63,9 +63,8 @@ def test_resume_equals_an_uninterrupted_run(method, data):
     assert_resumes(method, data, "device")
 
 
-@pytest.mark.parametrize(
-    "name", ["remembering", pytest.param("forgetting", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
 def test_resume_with_rows_on_the_host(name, data):
     assert_resumes(MADE[name], data, "host")
 

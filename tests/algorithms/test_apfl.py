@@ -36,6 +36,7 @@ def coefficients(tree):
     return np.concatenate([np.asarray(tree.weight), np.asarray(tree.bias)[..., None]], axis=-1)
 
 
+@pytest.mark.slow
 def test_a_share_of_zero_is_fedavg():
     server = {"server_optimizer": optax.adam(0.1)}
     state, lines = fit(apfl(models.linear(), alpha=0, **MINIBATCH, **server))

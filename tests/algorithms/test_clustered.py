@@ -54,6 +54,7 @@ def clusters_of(method, state, data):
     return np.array([int(adapt(jax.random.key(0), down, shard).cluster) for shard in shards])
 
 
+@pytest.mark.slow
 def test_one_cluster_is_fedavg():
     data = linear_gaussian(sizes=(20, 40, 30)).data
     options = {"client_optimizer": optax.sgd(0.05), "batch_size": 8, "epochs": 2}

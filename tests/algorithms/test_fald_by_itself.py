@@ -126,10 +126,18 @@ def test_what_cannot_be_found():
     data = FederatedData.from_clients(separated, classes=2)
     with pytest.raises(ValueError, match=r"no mode.*separation.*prior=2.5"):
         covey.run(covey.fald(models.logistic()), data, seed=0)
+
+
+@pytest.mark.slow
+def test_columns_that_are_copies_are_named():
+    clients = sorted_clients(bernoulli)
     twice = {name: (np.column_stack([x, x[:, :1]]), y) for name, (x, y) in clients.items()}
     data = FederatedData.from_clients(twice, classes=2)
     with pytest.raises(ValueError, match=r"do not determine weight\[0\], weight\[2\]"):
         covey.run(covey.fald(models.logistic()), data, seed=0)
+
+
+def test_too_many_parameters_and_clipping_need_a_step_size():
     wide = {"a": (np.zeros((3, 400)), np.zeros(3)), "b": (np.ones((2, 400)), np.ones(2))}
     with pytest.raises(ValueError, match=r"401 parameters.*up to 300; give step_size="):
         covey.run(covey.fald(models.linear()), FederatedData.from_clients(wide), seed=0)

@@ -110,6 +110,7 @@ def test_fedprox_stands_still_where_theory_says(proximal):
     )
 
 
+@pytest.mark.slow
 def test_fedprox_without_the_term_is_fedavg():
     options = {"client_optimizer": optax.sgd(STEP), "batch_size": 8}
     _, one, _ = fit(fedprox(models.linear(), proximal=0.0, **options), 5)
@@ -177,6 +178,7 @@ def test_server_optimisers_get_the_averaged_change(name):
     np.testing.assert_allclose(parameters(state.server.parameters), parameters(updates), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_partial_participation_has_the_same_mean():
     """One round's averaged change over 200 cohorts; with equal weights and sizes the ratio of sums
     is unbiased.
@@ -199,10 +201,11 @@ def test_partial_participation_has_the_same_mean():
     assert np.all(np.abs(np.mean(ends, 0) - parameters(whole.server.parameters)) < 4 * error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "omega"),
     [
-        pytest.param(channel.rand_k(k=2), 1.0, id="rand_k", marks=pytest.mark.slow),
+        pytest.param(channel.rand_k(k=2), 1.0, id="rand_k"),
         pytest.param(channel.dithering(levels=8), 4 / (4 * 8**2), id="dithering"),
     ],
 )

@@ -188,7 +188,8 @@ def test_the_memory_of_the_server_is_the_mean_of_the_clients(method):
     )
 
 
-@pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", [1.0, 0.75])
 def test_memories_make_compressed_em_converge_and_without_them_it_stalls(participation):
     data = mixture_data()
     model = tied()

@@ -79,7 +79,8 @@ def samples_of(data, count, key=None):
     return np.column_stack([found.weight, found.bias])
 
 
-@pytest.mark.parametrize("rho", [2.0, pytest.param(0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rho", [2.0, 0.0])
 def test_one_sample_of_one_step_is_fedavg_to_the_last_bit(rho):
     """Whatever rho is: l = 1 has no covariance. With momentum, minibatches over two passes, and
     clients of unequal size.

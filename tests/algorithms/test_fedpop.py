@@ -269,6 +269,7 @@ def ran(fed, data, warning):
     return engine.advance(start, 2)
 
 
+@pytest.mark.slow
 def test_without_effects_it_is_fedsgd():
     data, model, ascent = tables(3, 9), location(shared=True, personal=False), optax.sgd(0.01)
     fed = fedpop(model, step_size=0.1, draws=2, kernel=ornstein_uhlenbeck(), phi_optimizer=ascent)

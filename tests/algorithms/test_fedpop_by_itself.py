@@ -10,10 +10,14 @@ import pytest
 import covey
 import pooled_fits
 from covey import models
-from covey.algorithms.fedpop_mode import Priors
+from covey.algorithms.fedpop_by_itself import _total, unsettled
+from covey.algorithms.fedpop_mode import QUESTION, Priors, find_start, kind_of, marginal_of
 from covey.algorithms.joint import Population, joint_of
+from covey.algorithms.rounds_by_asking import round_query
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
+from covey.engines.questions import Questions
+from covey.engines.simulate import Simulation
 from covey.models.effects import Gaussian
 
 SEEDS = range(5)
@@ -132,6 +136,19 @@ def test_predictions_average_over_a_hundred_draws(run):
     assert abs(found - exact) < 4 * precision**-0.5 / np.sqrt(100 / 1.5)
 
 
+def test_what_has_not_settled_is_told(run):
+    """The server's state after too few rounds, with a trend, and with too much noise."""
+    state = run.state
+    assert unsettled(state) is None
+    assert "at least 20 rounds" in unsettled(state._replace(round=jnp.int32(3)))
+    moving = state._replace(newton=state.newton.at[0].set(0.5))
+    assert "the next step would be 0.5 of its standard error" in unsettled(moving)
+    # An error of sqrt(4 / 3 * variance / rounds) of 0.06 is twice too much: four times the rounds.
+    noisy = state._replace(variance=jnp.full_like(state.variance, 0.06**2 * 0.75 * run.round))
+    assert f"run.advance({3 * run.round})" in unsettled(noisy._replace(newton=0 * state.newton))
+
+
+@pytest.mark.slow
 def test_a_run_that_stops_early_warns(data):
     method = covey.fedpop(models.mixed_linear(), draws=2)
     with pytest.warns(UserWarning, match=r"not settled after 3 rounds.*run\.advance\(17\)"):
@@ -141,6 +158,7 @@ def test_a_run_that_stops_early_warns(data):
         run.advance(20)
 
 
+@pytest.mark.slow
 def test_priors_and_a_law_that_is_given():
     """Of a typical client's coefficients: ridge regression with the covariance of the rows."""
     data = small(6)
@@ -168,10 +186,24 @@ def test_the_prior_is_that_of_fedpop():
     )
     found = Priors(2.0, 3.0).log_density(joint, theta)
     assert float(found) == pytest.approx(-(1 + 0.25 + 1) / 2)
+    gradient = _total(joint, Priors(2.0, 3.0), theta, jax.tree.map(jnp.zeros_like, theta))
+    np.testing.assert_allclose(gradient, [-2 / 4, -1 / 4, 0, -3 / 9], atol=1e-6)
     assert not Priors(2.0, None).is_flat(joint)
     assert Priors(None, None).is_flat(joint)
 
 
+def test_a_start_with_a_deviation_of_zero_is_told():
+    """Of the questions before the first round alone."""
+    data, joint = small(alike=True), joint_of(models.mixed_linear(), None)
+    kind = kind_of(joint)
+    queries = {QUESTION: round_query(marginal_of(joint, kind))}
+    ask = Questions(lambda method: Simulation(method, data, seed=0)).asker(queries)
+    with pytest.warns(UserWarning, match=r"sd\[intercept\] is estimated as 0"):
+        start = find_start(joint, kind, Priors(None, None), data.spec, ask)
+    assert float(jnp.exp(start.theta.beta.log_scale[0])) < 50  # rows tell some 250 from 0
+
+
+@pytest.mark.slow
 def test_a_deviation_of_zero_is_told():
     data = small(alike=True)
     with pytest.warns(UserWarning, match=r"sd\[intercept\] is estimated as 0"):

@@ -28,6 +28,7 @@ def float64():
         yield
 
 
+@pytest.mark.slow
 def test_credible_intervals_cover():
     """2,000 new clients with 1 to 4 rows of a random-intercept model whose phi and beta are
     known.
@@ -126,6 +127,7 @@ def fitted(clients, *, slopes, noise, rounds, **options):
     return Fit(np.asarray(typical.weight), float(typical.bias), np.exp(theta.beta.log_scale), noise)
 
 
+@pytest.mark.slow
 def test_the_fit_is_the_maximum_of_the_marginal_likelihood():
     rng, clients = np.random.default_rng(9), []
     for rows in rng.integers(3, 11, 60):

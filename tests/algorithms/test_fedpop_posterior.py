@@ -94,6 +94,7 @@ def test_draws_of_clients_are_of_the_newest_parameters(stale, data):
     assert np.abs(off / (deviations / np.sqrt(200))).max() < 4
 
 
+@pytest.mark.slow
 def test_engines_refresh_alike(data):
     """Between peers too, where everyone talks to everyone. Evaluation changes no later round."""
     step = optax.sgd(0.01)
@@ -110,6 +111,7 @@ def test_engines_refresh_alike(data):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_posterior_of_the_shared_parameters(data):
     """Estimate plus error against the exact information, with the method's own prior."""
     run = covey.run(method(phi_prior=0.05), data, rounds=40, seed=0, progress=False)

@@ -91,8 +91,15 @@ def rounds_by_hand(problem, client, rounds, weights):
 SIZES = (6, 15, 9)
 
 
-@pytest.mark.parametrize("weighting", ["rows", "equal"])
-@pytest.mark.parametrize("name", ["fedrep", "fedper"])
+@pytest.mark.parametrize(
+    ("name", "weighting"),
+    [
+        ("fedrep", "rows"),
+        ("fedper", "equal"),
+        pytest.param("fedrep", "equal", marks=pytest.mark.slow),
+        pytest.param("fedper", "rows", marks=pytest.mark.slow),
+    ],
+)
 def test_rounds_are_those_of_the_paper(name, weighting):
     problem = Problem(SIZES, features=4, effects=2)
     weights = np.array(SIZES) if weighting == "rows" else None
@@ -134,6 +141,7 @@ def distance(phi, truth):
     return np.linalg.norm(truth - basis @ (basis.T @ truth), 2)
 
 
+@pytest.mark.slow
 def test_fedrep_finds_the_representation():
     """60 clients with 6 rows and 8 features: no client could regress alone, and no single vector
     fits them all.
@@ -165,6 +173,7 @@ def fit(method, data, rounds=3):
     return engine.advance(engine.start(), rounds)[0]
 
 
+@pytest.mark.slow
 def test_fedper_with_one_client_is_fedavg():
     one = LINEAR.data.subset(np.array([1]))
     cut = fit(fedper(models.split_network(models.linear(), personal="bias"), **MINIBATCH), one)
@@ -197,6 +206,7 @@ def test_with_nothing_personal_they_are_fedavg():
     np.testing.assert_allclose(turns.bias, plain.bias, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_with_nothing_shared_fedper_is_local_training():
     together = fit(
         fedper(models.split_network(models.linear(), personal="all"), **MINIBATCH), LINEAR.data

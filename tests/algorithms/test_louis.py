@@ -75,7 +75,7 @@ def exact_errors(made):
     covariance = np.linalg.pinv(exact_derivatives(made)[1], rcond=1e-9, hermitian=True)
     with jax.enable_x64(True):
         flat, unravel = ravel_pytree(jax.tree.map(jnp.asarray, THETA))
-        jacobian = jax.jacobian(lambda v: JOINT.describe(unravel(v)))(flat)
+        jacobian = jax.jit(jax.jacobian(lambda v: JOINT.describe(unravel(v))))(flat)
     return {
         name: np.sqrt(np.einsum("...i,ij,...j", part, covariance, part))
         for name, part in jacobian.items()
@@ -105,22 +105,24 @@ def test_louis_finds_the_derivatives_of_the_marginal_likelihood(theta):
 
 
 def test_a_fit_that_is_not_there_yet_is_told(theta):
-    """Two units from the maximum of this likelihood, which is quadratic in the weight."""
+    """Far from the maximum of the likelihood and the prior, which are quadratic in the weight."""
     joint, made = joint_of(models.mixed_linear(scale=NOISE), models.fixed(scale=0.5)), {}
     for name, (x, y) in clients(4).items():
         made[name] = (x[:, :1], y)
     at = Population(Linear(jnp.array([3.0]), jnp.zeros(())), Gaussian(jnp.zeros(1), jnp.log(0.5)))
     with pytest.warns(UserWarning, match=r"not there yet.*change weights\[0\] by") as said:
-        law = fitted(at, made, joint)
+        law = fitted(at, made, joint, phi_prior=0.2)
     text = next(str(one.message) for one in said if "not there yet" in str(one.message))
     step = float(text.partition(" by ")[2].split()[0]) * float(law.error["weights"][0])
-    information, score = np.zeros((2, 2)), np.zeros(2)
+    information, score = np.eye(2) / 0.2**2, np.array([-3.0, 0.0]) / 0.2**2
     for x, y in made.values():
         fixed = np.column_stack([x, np.ones(len(y))])
         precision = np.linalg.inv(NOISE**2 * np.eye(len(y)) + 0.25)
         information += fixed.T @ precision @ fixed
         score += fixed.T @ precision @ (y - 3.0 * x[:, 0])
     assert step == pytest.approx(np.linalg.solve(information, score)[0], rel=0.05)
+    error = np.sqrt(np.linalg.inv(information)[0, 0])
+    assert float(law.error["weights"][0]) == pytest.approx(error, rel=0.05)
 
 
 @pytest.mark.parametrize("unit", [pytest.param(1.0, marks=pytest.mark.slow), 3000.0])

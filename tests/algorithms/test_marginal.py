@@ -12,7 +12,7 @@ from covey import models
 from covey.data.federated import FederatedData
 
 ROUNDS = 15
-QUICK = {("sleepstudy", "ml"), ("sleepstudy", "reml"), ("radon", "ml")}
+QUICK = {("sleepstudy", "ml"), ("sleepstudy", "reml")}
 
 
 def complete(name, *, without=()):
@@ -86,6 +86,7 @@ def test_a_linear_mixed_model_has_the_pooled_estimates(case, estimate, data_dir)
     assert_equal(*linear_fits(case, estimate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "family"), [("contraception", "logistic"), ("grouseticks", "poisson")]
 )

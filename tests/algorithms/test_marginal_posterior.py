@@ -131,6 +131,7 @@ def test_leaving_a_client_out(run, dense):
     assert found.unreliable <= 1
 
 
+@pytest.mark.slow
 def test_engines_agree(data):
     """Over real bytes, one client at a time, it is the same fit."""
     method = marginal(models.mixed_linear(scale=NOISE), estimate="posterior", prior=log_prior)
@@ -147,7 +148,9 @@ def test_peers_are_refused(data):
         covey.run(method, data, rounds=3, engine="peers", progress=False)
 
 
-@pytest.mark.parametrize("effects", [1, 2, 3])
+@pytest.mark.parametrize(
+    "effects", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2))]
+)
 def test_the_density_of_deviations_and_correlations_has_its_jacobian(effects):
     coordinates = Coordinates("full", positive=True)
     size = coordinates.size(effects)
@@ -162,7 +165,7 @@ def test_the_density_of_deviations_and_correlations_has_its_jacobian(effects):
 
     with jax.enable_x64(True):
         points = jnp.asarray(np.random.default_rng(0).normal(size=(4, size)) / 2)
-        constants = jax.vmap(off)(points)
+        constants = jax.jit(jax.vmap(off))(points)
     np.testing.assert_allclose(constants, constants[0], atol=1e-6)
 
 
@@ -173,7 +176,7 @@ def test_smoothed_weights_are_those_of_arviz():
     for tail in (0.3, 0.9):
         raw = -tail * np.log(random.uniform(size=500))
         with jax.enable_x64(True):
-            found, k_hat = smoothed(jnp.asarray(raw))
+            found, k_hat = jax.jit(smoothed)(jnp.asarray(raw))
         expected, expected_k = array_stats.psislw(-raw)
         np.testing.assert_allclose(k_hat, expected_k, rtol=1e-6)
         np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -49,9 +49,8 @@ def designs(data):
         yield np.column_stack([x, np.ones(len(y))]).astype(float), np.asarray(y, float)
 
 
-@pytest.mark.parametrize(
-    "model", [models.logistic(), pytest.param(models.mlp(hidden=(4,)), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [models.logistic(), models.mlp(hidden=(4,))])
 def test_one_component_is_fedavg(model):
     options = {
         "client_optimizer": optax.sgd(0.1, momentum=0.9),

@@ -52,6 +52,7 @@ def nearest(hessian, least, common, tie=TIE):
     return np.linalg.solve(hessian + tie * np.eye(4), hessian @ least + tie * common)
 
 
+@pytest.mark.slow
 def test_a_whole_step_to_models_of_one_step_is_fedavg():
     inner = {
         "inner_optimizer": optax.sgd(0.05),

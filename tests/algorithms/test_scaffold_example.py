@@ -58,6 +58,7 @@ def test_the_fixed_point_is_the_optimum_where_that_of_fedavg_is_not():
     assert np.linalg.norm(coefficients(end.server.parameters) - best) > 0.1
 
 
+@pytest.mark.slow
 def test_the_first_round_is_that_of_fedavg():
     options = {"batch_size": 8, "epochs": 2}
     state, _ = fit(scaffold(models.linear(), step_size=STEP, **options), 1)

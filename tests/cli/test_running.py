@@ -25,13 +25,13 @@ def start(*arguments: object) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
 
 def wait_for_round(process: subprocess.Popen, run: Path, number: int) -> None:
     """Until the run has a checkpoint of that round or a later one."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + 600
     while max(checkpoint.rounds(run / "checkpoints"), default=0) < number:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end, "no checkpoint came"

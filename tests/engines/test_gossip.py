@@ -62,8 +62,8 @@ def test_through_a_lossy_channel_it_is_choco_gossip():
     "codec",
     [
         channel.rand_k(k=5),
-        channel.dithering(levels=2),
-        channel.block_quantisation(block=5),
+        pytest.param(channel.dithering(levels=2), marks=pytest.mark.slow),
+        pytest.param(channel.block_quantisation(block=5), marks=pytest.mark.slow),
         channel.top_k(k=5),
     ],
     ids=["rand_k", "dithering", "block_quantisation", "top_k"],

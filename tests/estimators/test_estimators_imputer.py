@@ -17,6 +17,7 @@ from covey.estimators.resampling import LOGARITHM, interval_over_replicas, obser
 from covey.inference import local_linear
 
 J, L, OBSERVERS = 40, 16, 60
+EFFECT_RIDGE = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -81,17 +82,18 @@ def counts():
 
 @functools.cache
 def poisson_fit():
-    """A shift from row to column effects changes nothing but the penalty, and so dies out slowly:
-    hence so many rounds.
+    """A shift from row to column effects changes nothing but the penalty, and so dies out slowly
+    unless the penalty is large.
     """
     options = {
         "family": "poisson",
         "ridge": 2.0,
+        "effect_ridge": EFFECT_RIDGE,
         "tol": 0.0,
-        "rounds": 500,
+        "rounds": 250,
         "restarts": 1,
         "replicas": 3,
-        "replica_rounds": 250,
+        "replica_rounds": 150,
     }
     return FederatedImputer(1, seed=4, **options).fit(counts())
 
@@ -99,14 +101,14 @@ def poisson_fit():
 def test_fit_and_replicas_are_those_of_the_pooled_cells():
     """Each of three groups of observers is left out once."""
     data, imputer = counts(), poisson_fit()
-    assert imputer.n_iter_ == 500
+    assert imputer.n_iter_ == 250
     start = np.concatenate([imputer.row_factors_.ravel(), imputer.column_factors_.ravel()]) + 0.01
     assert imputer.offset_ == pytest.approx(np.log(np.mean(data.rows.y)))
-    pooled = pooled_fit(data, imputer.offset_, 2.0, 0.3, start)
+    pooled = pooled_fit(data, imputer.offset_, 2.0, EFFECT_RIDGE, start)
     np.testing.assert_allclose(imputer.transform(), pooled, rtol=2e-3)
     weights = observer_weights("jackknife", 3, data.clients, 4)
     replicas = np.stack(
-        [pooled_fit(data, imputer.offset_, 2.0, 0.3, start, each) for each in weights]
+        [pooled_fit(data, imputer.offset_, 2.0, EFFECT_RIDGE, start, each) for each in weights]
     )
 
     def ends(estimate, again):
@@ -241,12 +243,11 @@ def settings_for(family="poisson", **options):
 def test_the_best_of_several_cold_starts_is_kept():
     """Fits of one ridge that end in different optima, as the starts differ."""
     data, _ = made("poisson", cells=10)
-    alone = [
-        best_fit(settings_for(seed=seed, rounds=60), data, 3, 0.3).objective for seed in range(2)
-    ]
-    several = best_fit(settings_for(restarts=2, rounds=60), data, 3, 0.3)
-    assert np.ptp(alone) > 1e-3
-    assert several.objective < alone[0] - 1e-3
+    first, best = (
+        best_fit(settings_for(restarts=restarts, rounds=60), data, 3, 0.3).objective
+        for restarts in (1, 2)
+    )
+    assert best < first - 1e-3
 
 
 @pytest.mark.parametrize(

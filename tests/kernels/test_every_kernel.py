@@ -221,7 +221,13 @@ def test_sghmc_is_of_second_order():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "nuts" else ()) for name in CASES]
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("ula", "sgld", "independence") else pytest.mark.slow
+        )
+        for name in CASES
+    ],
 )
 def test_a_transition_does_not_see_the_capacity_nor_a_neighbour(name):
     (kernel, (step, *_), *_), start = CASES[name], jnp.asarray(MEAN + 0.1)

@@ -105,7 +105,10 @@ def test_predictions_are_gaussian_conditionals():
         np.testing.assert_allclose(predicted.scale[row][gap] ** 2, np.diag(spread), rtol=1e-9)
 
 
-@pytest.mark.parametrize("rows", [X, WITH_GAPS], ids=["whole", "gaps"])
+@pytest.mark.parametrize(
+    "rows",
+    [pytest.param(X, id="whole", marks=pytest.mark.slow), pytest.param(WITH_GAPS, id="gaps")],
+)
 @pytest.mark.parametrize("noise", KINDS)
 def test_em_never_makes_the_penalised_likelihood_worse_and_ends_where_its_slope_is_zero(
     noise, rows

@@ -58,7 +58,15 @@ def dense(name, y, w=W, z=Z, tau=TAU):
     return total
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.slow if name in ("mixed_binomial", "mixed_poisson") else ()
+        )
+        for name in LAWS
+    ],
+)
 def test_the_integral_is_that_of_dense_quadrature(name):
     """Value, gradient and curvature, by effects and by the deviation of the groups."""
     with jax.enable_x64(True):

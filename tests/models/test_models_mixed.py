@@ -65,7 +65,9 @@ def test_draws_are_averaged():
     )
 
 
-@pytest.mark.parametrize("deviation", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize(
+    "deviation", [0.8, *(pytest.param(value, marks=pytest.mark.slow) for value in (0.4, 1.2))]
+)
 def test_counts_of_a_client_without_rows_are_covered(deviation):
     """Draws of the effects from their law: outcomes lie in the 90 % interval nine times of ten.
 

@@ -73,7 +73,7 @@ EFFECTS = {"cap": (), "mix": (2,), "shift": ()}
 SHARED = {"mean": (), "spread": (), "top": (), "below": (), "weight": (2,), "noise": ()}
 
 
-@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("centred", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_clients_add_up_to_the_pooled_log_joint(centred):
     model, effects = crowded, EFFECTS
     if not centred:

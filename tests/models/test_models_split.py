@@ -63,7 +63,13 @@ def near(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), one, other)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if case in ("cnn", "features", "lstm") else ())
+        for case in CASES
+    ],
+)
 def test_a_cut_network_is_the_network(case):
     model, personal, x, size = CASES[case]
     mixed, spec = split_network(model, personal=personal), spec_of(x)

@@ -23,6 +23,7 @@ def followed():
         )
 
 
+@pytest.mark.slow
 def test_a_path_starts_where_the_model_does_and_ends_where_em_has_no_step_left(followed):
     data, path = followed
     x = np.asarray(data.rows.x, float)

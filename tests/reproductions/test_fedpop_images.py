@@ -76,10 +76,8 @@ def test_halving_takes_means_of_four_pixels():
     np.testing.assert_array_equal(half.rows.x[7, 2, 5], corner)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "FedSOUL" else pytest.param(name, marks=pytest.mark.slow) for name in COLOURS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COLOURS)
 def test_all_methods_do_the_same_work(name, monkeypatch):
     """One minibatch holds the ten rows of each client, so that steps are passes."""
     # Perceptrons: convolutions take long to compile.

@@ -182,6 +182,7 @@ def test_the_contraction_of_a_round_is_that_of_all_its_gossip_steps():
     assert set(decentralised.NEAR) < set(decentralised.GRAPHS)
 
 
+@pytest.mark.slow
 def test_the_writers_are_those_who_wrote_most(data_dir):
     data = real.writers(5, 0)
     rows = sum(data.counts(part) for part in ("train", "validation", "test"))

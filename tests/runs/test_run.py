@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pandas as pd
@@ -165,23 +164,31 @@ def test_the_loop_runs_too(method, data, whole):
     )
 
 
-def test_peers_run_too_and_go_on_after_a_stop(method, data, tmp_path):
+def peers(**changes: Any) -> dict[str, Any]:
+    between = {"engine": "peers", "topology": topology.complete(), "evaluate_every": None}
+    return knobs(**between | changes)
+
+
+def test_peers_run_too(data):
+    plain = fedavg(logistic(), client_optimizer=optax.sgd(0.05))
+    table = run(plain, data, **peers(rounds=2)).metrics
+    assert table["train_loss"].notna().sum() == 2
+    with pytest.raises(ValueError, match="'loop' has a server"):
+        run(plain, data, **peers(engine="loop"))
+
+
+@pytest.mark.slow
+def test_peers_go_on_after_a_stop_as_a_server_does(method, data, tmp_path):
     plain, settings = (
         fedavg(logistic(), client_optimizer=optax.sgd(0.05)),
         knobs(rounds=6, evaluate_every=None),
     )
     server = run(plain, data, **settings).metrics["train_loss"]
-    between = settings | {
-        "engine": "peers",
-        "topology": topology.complete(),
-        "out": tmp_path / "run",
-    }
+    between = peers(rounds=6, out=tmp_path / "run")
     assert len(run(plain, data, **between | {"rounds": 4}).metrics) == 4
     np.testing.assert_allclose(
         run(plain, data, **between, resume=True).metrics["train_loss"], server, rtol=1e-4
     )
-    with pytest.raises(ValueError, match="'loop' has a server"):
-        run(plain, data, **between | {"engine": "loop"})
     with pytest.raises(ValueError, match="not linear in the sum"):
         run(method, data, **between | {"out": None})
 
@@ -436,31 +443,27 @@ def test_missing_values_are_named_where_a_model_cannot_use_them():
     assert done.participants == 1
 
 
-MISTAKES = """
-import covey
-data = covey.load("heart_disease")
-method = covey.fedavg(covey.models.logistic())
-for mistake in (
-    lambda: covey.run(method, data, rounds=1, seed=0, engine="lop"),
-    lambda: covey.run(covey.fedavg, data, rounds=1, seed=0),
-    lambda: covey.run(covey.models.logistic(), data, rounds=1, seed=0),
-):
-    try:
-        mistake()
-    except (TypeError, ValueError) as error:
-        print(error)
-"""
+@pytest.fixture
+def _unchecked_types():
+    """As for users: types are not checked at every call."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
-def test_mistakes_in_python_are_told_in_words():
-    """In another process: here types are checked at every call, which users do not have."""
-    done = subprocess.run(
-        [sys.executable, "-c", MISTAKES], capture_output=True, text=True, check=True
-    )
-    engine, factory, model = done.stdout.splitlines()
-    assert engine.endswith("got 'lop'; did you mean 'loop'?")
-    assert factory.startswith("fedavg is a factory of methods: call it with a model")
-    assert model == "a method such as covey.fedavg(model) is needed, got Model"
+@pytest.mark.usefixtures("_unchecked_types")
+@pytest.mark.parametrize(
+    ("wrong", "options", "told"),
+    [
+        (fedavg(logistic()), {"engine": "lop"}, "got 'lop'; did you mean 'loop'?"),
+        (fedavg, {}, "fedavg is a factory of methods: call it with a model"),
+        (logistic(), {}, r"a method such as covey.fedavg\(model\) is needed, got Model"),
+    ],
+)
+def test_mistakes_in_python_are_told_in_words(data, wrong, options, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        run(wrong, data, rounds=1, seed=0, **options)
 
 
 def test_a_run_from_python_has_a_report(method, data, tmp_path):

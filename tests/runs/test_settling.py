@@ -23,6 +23,9 @@ from covey.models.predictive import Normal
 from covey.runs.schedule import next_check
 
 ENGINES = ("simulate", "loop")
+simulated = pytest.mark.parametrize(
+    "engine", ["simulate", pytest.param("loop", marks=pytest.mark.slow)]
+)
 
 
 class State(NamedTuple):
@@ -103,7 +106,7 @@ def mean_of(data):
     return float(np.mean(data.rows.y))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@simulated
 def test_a_run_ends_where_the_method_has_settled(data, engine):
     run = covey.run(halving(), data, seed=0, engine=engine)
     # the offset of a round is |mean| / 2^(round - 1): the first below 0.001
@@ -138,7 +141,7 @@ def test_a_run_that_ends_by_itself_is_resumed(data, tmp_path):
     assert again.round == whole.round
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@simulated
 def test_a_method_is_prepared_by_questions(data, engine):
     run = covey.run(prepared(), data, seed=0, engine=engine)
     assert run.round == 1
