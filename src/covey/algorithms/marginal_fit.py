@@ -30,6 +30,7 @@ from covey.models.predictive import Normal
 
 _LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
 _RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
+_OFF = 0.03  # standard errors that rounding may move the estimates without a warning
 _SENT = 2000  # draws of the posterior that clients predict with
 
 
@@ -204,15 +205,24 @@ def cautions(settings: Settings, state: State, spec: Spec) -> list[str]:
     Returns:
         One text each; none before the parameters were evaluated.
     """
-    runaways = _runaways(settings, state, spec) if int(state.round) > 1 else []
-    if not runaways:
+    if int(state.round) < 2:
         return []
-    return [
-        f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
-        "data are separated, some columns predict the outcome without error, and there is no "
-        "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
-        "columns of standard deviation 1"
-    ]
+    found = []
+    if runaways := _runaways(settings, state, spec):
+        found.append(
+            f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
+            "data are separated, some columns predict the outcome without error, and there is no "
+            "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
+            "columns of standard deviation 1"
+        )
+    off = float(np.linalg.norm(np.asarray(state.climb.gradient, float)))
+    if bool(state.settled) and off > _OFF:
+        found.append(
+            f"marginal: estimates are off by up to {off:.2g} standard errors, because parameters "
+            "are stored in single precision and columns or outcomes are far from 0 compared with "
+            "their spread; centre them, e.g. by data.standardised()"
+        )
+    return found
 
 
 def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
