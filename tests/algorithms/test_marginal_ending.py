@@ -40,6 +40,11 @@ def test_a_column_of_years_ends_at_the_maximum():
     np.testing.assert_allclose(found["se"], expected["se"], rtol=0.01)
 
 
+def test_columns_too_far_from_zero_are_told():
+    with pytest.warns(UserWarning, match=r"off by up to 0\.\d+ standard errors.* centre them"):
+        fit(one_column(centre=1e5, clients=30, rows=20))
+
+
 def test_a_posterior_with_little_noise_has_its_mode():
     """Noise of 0.0008 and outcomes of about 2: standard errors of a thousand roundings."""
 

@@ -4,7 +4,6 @@ warnings where the data do not determine a parameter.
 
 import warnings
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +23,14 @@ from covey.algorithms.marginal_parameters import (
 )
 from covey.algorithms.marginal_state import Published, State, at_zero, spread_of, theta_of
 from covey.core.algorithm import Ask
+from covey.core.labels import value_names
 from covey.core.shard import Spec
 from covey.kernels.pareto_smoothing import HIGHEST_K, Weighted, importance_sample
 from covey.models.predictive import Normal
 
 _LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
 _RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
+_OFF = 0.03  # standard errors that rounding may move the estimates without a warning
 _SENT = 2000  # draws of the posterior that clients predict with
 
 
@@ -95,7 +96,7 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         return described(settings.model, coordinates, theta, unit)
 
     found = describe(state.climb.point)
-    names = _names(found, labels_of(settings.model, spec))
+    names = value_names(found, labels_of(settings.model, spec))
     spread = np.asarray(spread_of(state, coordinates), float)
     theta = theta_of(state, coordinates, state.climb.point)
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
@@ -159,21 +160,6 @@ def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
     return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
 
 
-def _names(found: dict[str, Array], axes: dict[str, Any]) -> tuple[str, ...]:
-    """A name for each number of what is described."""
-    names = []
-    for name, value in found.items():
-        labels = [range(size) for size in value.shape]
-        if name in axes and value.shape and len(axes[name].labels) == value.shape[0]:
-            labels[0] = axes[name].labels
-        index = np.ndindex(value.shape)
-        names += [
-            name + (f"[{', '.join(str(labels[a][i]) for a, i in enumerate(at))}]" if at else "")
-            for at in index
-        ]
-    return tuple(names)
-
-
 def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted:
     """Weighted points of the posterior."""
     theta = theta_of(state, settings.coordinates, state.climb.point)
@@ -219,15 +205,24 @@ def cautions(settings: Settings, state: State, spec: Spec) -> list[str]:
     Returns:
         One text each; none before the parameters were evaluated.
     """
-    runaways = _runaways(settings, state, spec) if int(state.round) > 1 else []
-    if not runaways:
+    if int(state.round) < 2:
         return []
-    return [
-        f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
-        "data are separated, some columns predict the outcome without error, and there is no "
-        "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
-        "columns of standard deviation 1"
-    ]
+    found = []
+    if runaways := _runaways(settings, state, spec):
+        found.append(
+            f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
+            "data are separated, some columns predict the outcome without error, and there is no "
+            "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
+            "columns of standard deviation 1"
+        )
+    off = float(np.linalg.norm(np.asarray(state.climb.gradient, float)))
+    if bool(state.settled) and off > _OFF:
+        found.append(
+            f"marginal: estimates are off by up to {off:.2g} standard errors, because parameters "
+            "are stored in single precision and columns or outcomes are far from 0 compared with "
+            "their spread; centre them, e.g. by data.standardised()"
+        )
+    return found
 
 
 def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
@@ -283,7 +278,7 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
         settings.model.coefficients(unravel(jnp.asarray(flags, float)), state.unit * 0)
         for flags in (np.zeros(len(bad)), bad)
     )
-    names = _names(marked, labels_of(settings.model, spec))
+    names = value_names(marked, labels_of(settings.model, spec))
     changed = [np.ravel(marked[name] != without[name]) for name in marked]
     return [name for name, is_so in zip(names, np.concatenate(changed), strict=True) if is_so]
 

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, PyTree
 
 from covey.core import tree
 from covey.core.algorithm import Ask, Query
+from covey.core.labels import flat_names
 from covey.core.shard import Batch, Shard, Spec, fold_batches
+from covey.kernels.newton import Climb, begin, climb, inverse_root
 from covey.models.model import Model
 
 LogPrior: TypeAlias = Callable[[PyTree], Float[Array, ""]]
@@ -19,7 +21,6 @@ LARGEST = 300  # parameters: clients send a matrix of so many rows and columns
 _ROWS = 512  # whose second derivatives are held in memory together
 _MOST_STEPS = 60
 _TOO_FAR = 1e30  # the energy of parameters at which it is not finite
-_TOLERANCE = 1e-9  # of the Newton decrement g'H^-1 g: 3e-5 standard deviations
 _LEAST_RISE = 0.1  # of the energy at one standard deviation from a mode, where 0.5 is expected
 _FLAT = 1e-10  # curvature relative to a parameter's own, below which a direction is not determined
 
@@ -96,7 +97,8 @@ def find_mode(name: str, model: Model, log_prior: LogPrior | None, spec: Spec, a
         theta <- theta - t |H|^-1 g,    g, H = derivatives of f = sum_c l^c - log prior
 
     |H| has the absolute eigenvalues of H, so that steps go down also where f curves the wrong way;
-    t is shortened where a step does not. Everything is computed in double precision.
+    t is shortened where a step does not (`kernels.newton`). Everything is computed in double
+    precision.
 
     Args:
         name: The method that asks, for its errors.
@@ -170,24 +172,32 @@ def _newton(
     start: np.ndarray,
     names: list[str],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The minimum of an energy and S there, by damped Newton steps."""
-    point, here, length = start, derivatives(start), 1.0
-    for _ in range(_MOST_STEPS):
-        unit, values, axes = _scaled(here.hessian)
-        size = np.maximum(np.abs(values), _FLAT)
-        white = axes.T @ (unit * here.gradient)
-        step = -unit * (axes @ (white / size))
-        decrement = float(white @ (white / size))
-        if decrement < _TOLERANCE:
+    """The minimum of an energy and S there, by Newton's method (`kernels.newton`)."""
+    found = here = derivatives(start)
+    at = begin(jnp.asarray(start), inverse_root(jnp.asarray(found.hessian)))
+    for index in range(_MOST_STEPS):
+        at = _climb(at, here.value - found.value, found.gradient, found.hessian, index == 0)
+        here = found if at.accepted else here
+        if at.settled:
+            unit, values, axes = _scaled(here.hessian)
             _check_determined(name, values, axes, names)
-            return point, (unit[:, None] * axes) / np.sqrt(values)
-        trial = point + length * step
-        found = derivatives(trial)
-        if np.isfinite(found.value) and found.value <= here.value + 1e-9 * abs(here.value):
-            point, here, length = trial, found, min(1.0, 4 * length)
-        else:
-            length /= 4
+            return np.asarray(at.point), (unit[:, None] * axes) / np.sqrt(values)
+        found = derivatives(np.asarray(at.trial))
     raise ValueError(_runaway(name, f" that Newton's method finds in {_MOST_STEPS} rounds"))
+
+
+@jax.jit
+def _climb(at: Climb, gain, gradient, hessian, first) -> Climb:
+    """A step up minus the energy, whose derivatives are by the parameters themselves."""
+    return climb(
+        at,
+        gain,
+        -at.frame.T @ gradient,
+        -at.frame.T @ hessian @ at.frame,
+        first=first,
+        limited=jnp.zeros(at.point.shape, bool),
+        epsilon=float(jnp.finfo(at.point.dtype).eps),
+    )
 
 
 def _runaway(name: str, what: str) -> str:
@@ -215,15 +225,3 @@ def _check_determined(name: str, values: np.ndarray, axes: np.ndarray, names: li
             f"{name}: the data do not determine {which}: a column is constant or a copy of others, "
             "and there is no prior; leave a column out, or give prior="
         )
-
-
-def flat_names(parameters: PyTree) -> list[str]:
-    """A name for each number of the parameters, e.g. `weight[2]`."""
-    names = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-        path_name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameter"
-        names += [
-            path_name + (f"[{', '.join(map(str, at))}]" if at else "")
-            for at in np.ndindex(np.shape(leaf))
-        ]
-    return names
