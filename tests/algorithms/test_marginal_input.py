@@ -70,20 +70,14 @@ def separated():
     for index in range(6):
         x = random.normal(size=(6, 2))
         made[str(index)] = x, (x[:, 0] > 0).astype(int)
-<<<<<<< HEAD
-    data = FederatedData.from_clients(made, features=["age", "dose"], classes=2)
-    told = r"weights\[age\].* run away.* separated.*Give prior="
-    with pytest.warns(UserWarning, match=told):  # predictions are as wrong as the estimates
-        run = fit(models.logistic(), data)
-    with pytest.warns(UserWarning, match=told):
-=======
     return FederatedData.from_clients(made, features=["age", "dose"], classes=2)
 
 
 def test_separated_classes_are_told():
-    run = fit(models.logistic(), separated())
-    with pytest.warns(UserWarning, match=r"weights\[age\].* run away.* separated.*Give prior="):
->>>>>>> suite
+    told = r"weights\[age\].* run away.* separated.*Give prior="
+    with pytest.warns(UserWarning, match=told):  # predictions are as wrong as the estimates
+        run = fit(models.logistic(), separated())
+    with pytest.warns(UserWarning, match=told):
         _ = run.posterior.shared.law
 
 

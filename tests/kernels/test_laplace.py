@@ -61,13 +61,8 @@ def dense(log_likelihood, theta, effects):
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def value(log_likelihood, theta, effects, nodes):
-<<<<<<< HEAD
     given = differentiated(lambda b: log_likelihood(jnp.asarray(theta), b))
     return log_marginal(given, mode(given, jnp.zeros(effects)), nodes=nodes)
-=======
-    centre = mode(lambda b: log_likelihood(theta, b), jnp.zeros(effects))
-    return log_marginal(log_likelihood, theta, centre, nodes=nodes)
->>>>>>> suite
 
 
 @pytest.mark.parametrize(
