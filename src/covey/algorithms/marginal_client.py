@@ -256,7 +256,8 @@ def draws_of_effects(
     here = term.centre(ravel_pytree(theta)[0], term.start)
 
     def one(pair):
-        return term.draw(*pair, here)
+        random, at = pair
+        return term.draw(random, at, here)
 
     return jax.lax.map(one, (random, points), batch_size=_together(len(points)))
 
