@@ -3,7 +3,7 @@ there.
 
 A block that cannot run says why in its fence, ```python skip="needs three machines". A page whose
 examples take long says `slow: true` in its front matter, one that reads data sets which are not
-bundled `data: true`.
+bundled `data: true`. ```python needs="fit" runs once `covey.fit` is there.
 """
 
 import ast
@@ -35,6 +35,11 @@ class Block(NamedTuple):
     language: str
     options: dict[str, str]
     text: str
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is to work: it is not skipped, and the name of covey that it needs is there."""
+        return "skip" not in self.options and self.options.get("needs", "run") in covey.__all__
 
 
 def read(page: str) -> tuple[dict, list[Block]]:
@@ -70,19 +75,18 @@ def test_the_examples_of_a_page_run(page, request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "page"}
     for block in blocks:
-        needed = block.options.get("needs")
-        if block.language != "python" or "skip" in block.options:
-            continue
-        if needed is not None and needed not in covey.__all__:
-            continue
-        exec(compile(block.text, page, "exec"), names)
+        if block.language == "python" and block.runs:
+            exec(compile(block.text, page, "exec"), names)
 
 
 def test_examples_that_do_not_run_say_why_and_are_python():
     for page in PAGES:
         for block in read(page)[1]:
-            if block.language == "python" and "skip" in block.options:
-                assert len(block.options["skip"].split()) >= 3, page
+            if block.language == "python" and not block.runs:
+                reason = block.options.get(
+                    "skip", f"needs covey.{block.options.get('needs')} first"
+                )
+                assert len(reason.split()) >= 3, page
                 ast.parse(block.text)
 
 
@@ -90,9 +94,8 @@ def commands(page: str) -> list[str]:
     """The lines of shell blocks that call covey, continued lines joined, without comments."""
     lines = []
     for block in read(page)[1]:
-        if block.language in ("sh", "bash") and "skip" not in block.options:
-            if block.options.get("needs", "fit") in covey.__all__ or "needs" not in block.options:
-                lines += block.text.replace("\\\n", " ").splitlines()
+        if block.language in ("sh", "bash") and block.runs:
+            lines += block.text.replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("covey ")]
 
 

@@ -1,4 +1,6 @@
-"""Parts of pages that are made when the site is built: tables of reproduced results."""
+"""Parts of pages that are made when the site is built: tables of reproduced results, and notebooks
+that load nothing from the network.
+"""
 
 import json
 import re
@@ -6,12 +8,18 @@ from pathlib import Path
 
 _RESULTS = Path(__file__).parents[1] / "results"
 _MARK = re.compile(r"^<!-- results: (.+) -->$", re.MULTILINE)
+_MODULE = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 
 
 def on_page_markdown(markdown: str, page, **kwargs) -> str:
     """Put a table in place of each line `<!-- results: fald-mnist fald-partial -->`."""
     up = "../" * page.file.src_uri.count("/")
     return _MARK.sub(lambda mark: _table(mark[1].split(), up), markdown)
+
+
+def on_post_page(output: str, **kwargs) -> str:
+    """Take out the script with which notebooks would fetch a library for diagrams."""
+    return _MODULE.sub(lambda script: "" if "https://" in script[0] else script[0], output)
 
 
 def _table(names: list[str], up: str) -> str:
@@ -24,5 +32,6 @@ def _table(names: list[str], up: str) -> str:
         if lost:
             verdict += "; **lost**: " + "; ".join(lost)
         section = f"[{name}]({up}RESULTS.md#{name}-{found['scale']})"
-        lines.append(f"| {section} | {found['scale']} | {verdict} | [JSON]({up}results/{name}.json) |")
+        numbers = f"[JSON]({up}results/{name}.json)"
+        lines.append(f"| {section} | {found['scale']} | {verdict} | {numbers} |")
     return "\n".join(lines)
