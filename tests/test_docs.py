@@ -7,15 +7,20 @@ bundled `data: true`. ```python needs="fit" runs once `covey.fit` is there.
 """
 
 import ast
+import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+import nbformat
 import pytest
 import typer
 import yaml
+from nbclient import NotebookClient
 
 import covey
 from covey.cli import app
@@ -124,6 +129,44 @@ def test_the_commands_of_a_page_exist(page):
 def test_commands_that_do_not_exist_are_found(line):
     with pytest.raises(ValueError, match=line):
         parse(line)
+
+
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, kernel_name="python3").execute(cwd=str(ROOT))
+    assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_small_and_has_run(path):
+    """Stored outputs are tables and text, without errors and without paths of a machine."""
+    assert path.stat().st_size < 50_000
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for output in [output for cell in cells for output in cell.outputs]:
+        assert output.output_type in ("execute_result", "stream")
+        assert not re.search(r"/(tmp|home|root|work)/", str(output))
+
+
+@pytest.mark.slow
+def test_the_site_is_complete_and_loads_nothing_from_the_network(tmp_path):
+    """As `make docs` builds it; scripts, styles, images and frames are files of the site."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert len(pages) > len(PAGES)
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert not re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*https?://[^>]*>", text)
+        assert not re.findall(r"import\(.https?://|@import|url\(.?https?://", text), page
 
 
 def test_every_method_has_its_place():
