@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 _RESULTS = Path(__file__).parents[1] / "results"
+_SOURCE = Path(__file__).parents[2] / "src" / "covey"
+_LATER = re.compile(r"^<!-- reference, with (\w+)/: (.+) -->$", re.MULTILINE)
 _MARK = re.compile(r"^<!-- results: (.+) -->$", re.MULTILINE)
 _MODULE = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 
@@ -14,12 +16,20 @@ _MODULE = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 def on_page_markdown(markdown: str, page, **kwargs) -> str:
     """Put a table in place of each line `<!-- results: fald-mnist fald-partial -->`."""
     up = "../" * page.file.src_uri.count("/")
+    markdown = _LATER.sub(lambda mark: _reference(mark[1], mark[2].split()), markdown)
     return _MARK.sub(lambda mark: _table(mark[1].split(), up), markdown)
 
 
 def on_post_page(output: str, **kwargs) -> str:
     """Take out the script with which notebooks would fetch a library for diagrams."""
     return _MODULE.sub(lambda script: "" if "https://" in script[0] else script[0], output)
+
+
+def _reference(room: str, names: list[str]) -> str:
+    """The docstrings of names whose room is there."""
+    if not (_SOURCE / room).is_dir():
+        return "These names are not part of this version."
+    return "\n\n".join(f"::: covey.{name}" for name in names)
 
 
 def _table(names: list[str], up: str) -> str:
