@@ -3,7 +3,8 @@ there.
 
 A block that cannot run says why in its fence, ```python skip="needs three machines". A page whose
 examples take long says `slow: true` in its front matter, one that reads data sets which are not
-bundled `data: true`. ```python needs="fit" runs once `covey.fit` is there.
+bundled `data: true`, one that shows a warning which message it expects (`warns`). A block with
+```python needs="fit" runs once `covey.fit` or the command of that name is there.
 """
 
 import ast
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 OPTION = re.compile(r' (skip|needs|title)="([^"]+)"')
 UsageError = typer.BadParameter.__mro__[1]  # Typer does not export it
+THERE = {*covey.__all__, *typer.main.get_command(app).commands}
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
@@ -43,8 +46,8 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it is to work: not skipped, and the name of covey that it needs is there."""
-        return "skip" not in self.options and self.options.get("needs", "run") in covey.__all__
+        """Whether it is to work: not skipped, and the name or command that it needs is there."""
+        return "skip" not in self.options and self.options.get("needs", "run") in THERE
 
 
 def read(page: str) -> tuple[dict, list[Block]]:
@@ -79,9 +82,12 @@ def test_the_examples_of_a_page_run(page, request, tmp_path, monkeypatch):
         request.getfixturevalue("data_dir")
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "page"}
-    for block in blocks:
-        if block.language == "python" and block.runs:
-            exec(compile(block.text, page, "exec"), names)
+    with warnings.catch_warnings():
+        if "warns" in front:
+            warnings.filterwarnings("ignore", message=front["warns"])
+        for block in blocks:
+            if block.language == "python" and block.runs:
+                exec(compile(block.text, page, "exec"), names)
 
 
 def test_examples_that_do_not_run_say_why_and_are_python():

@@ -9,7 +9,7 @@ from pathlib import Path
 _RESULTS = Path(__file__).parents[1] / "results"
 _SOURCE = Path(__file__).parents[2] / "src" / "covey"
 _LATER = re.compile(r"^<!-- reference, with (\w+)/: (.+) -->$", re.MULTILINE)
-_MARK = re.compile(r"^<!-- results: (.+) -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- results: ([\w\s-]+?) -->$", re.MULTILINE)
 _MODULE = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 
 
