@@ -171,6 +171,7 @@ def test_the_site_is_complete_and_loads_nothing_from_the_network(tmp_path):
     assert len(pages) > len(PAGES)
     for page in pages:
         text = page.read_text("utf-8")
+        assert "```" not in text, f"{page}: a fence is not read as one"
         assert not re.findall(r"<(?:script|link|img|iframe|source)\b[^>]*https?://[^>]*>", text)
         assert not re.findall(r"import\(.https?://|@import|url\(.?https?://", text), page
 

@@ -10,12 +10,16 @@ _RESULTS = Path(__file__).parents[1] / "results"
 _SOURCE = Path(__file__).parents[2] / "src" / "covey"
 _LATER = re.compile(r"^<!-- reference, with (\w+)/: (.+) -->$", re.MULTILINE)
 _MARK = re.compile(r"^<!-- results: ([\w\s-]+?) -->$", re.MULTILINE)
+_FENCE = re.compile(r'^( *```\w+)(?: (?:skip|needs)="[^"]*")+', re.MULTILINE)
 _MODULE = re.compile(r'<script type="module">.*?</script>', re.DOTALL)
 
 
 def on_page_markdown(markdown: str, page, **kwargs) -> str:
-    """Put a table in place of each line `<!-- results: fald-mnist fald-partial -->`."""
+    """Put a table in place of each line `<!-- results: fald-mnist fald-partial -->`, docstrings in
+    place of `<!-- reference, ... -->`, and take away what fences say to the tests.
+    """
     up = "../" * page.file.src_uri.count("/")
+    markdown = _FENCE.sub(r"\1", markdown)
     markdown = _LATER.sub(lambda mark: _reference(mark[1], mark[2].split()), markdown)
     return _MARK.sub(lambda mark: _table(mark[1].split(), up), markdown)
 
