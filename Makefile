@@ -11,7 +11,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all check format lock benchmarks clean
+.PHONY: demo test test-all check format docs lock benchmarks clean
 
 demo: $(READY)
 	$(BIN)/covey demo
@@ -32,6 +32,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation as a folder of pages; a broken link or a name that is not there stops it.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "written to site/index.html"
+
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "covey needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv module is missing: on Debian and Ubuntu, install python3-venv"; exit 1; }
@@ -49,4 +54,4 @@ benchmarks: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .cache build dist
+	rm -rf $(VENV) .cache build dist site

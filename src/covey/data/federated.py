@@ -28,15 +28,16 @@ class FederatedData(Constructors):
     Every method gives new data and leaves these as they are. A client may have no rows, in one
     split or in all: it takes part in whatever needs none.
 
-    rows: arrays with all rows on the leading axis, normally `Rows(x, y)`. Clients lie one after the
-        other, without gaps.
-    bounds: for each client, the indices where its training, validation and test rows start, and
-        where it ends.
-    ids: stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a
-        client in every subset.
-    names: what reports call the clients; None stands for the ids.
-    spec: shapes of one row, names of its columns, numbers of labels, clients and training rows.
-    scaling: the scaling that `standardised` applied, None for features on their original scale.
+    Attributes:
+        rows: Arrays with all rows on the leading axis, normally `Rows(x, y)`. Clients lie one after
+            the other, without gaps.
+        bounds: For each client, the indices where its training, validation and test rows start, and
+            where it ends.
+        ids: Stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a
+            client in every subset.
+        names: What reports call the clients; None stands for the ids.
+        spec: Shapes of one row, names of its columns, numbers of labels, clients and training rows.
+        scaling: The scaling that `standardised` applied, None for features on their original scale.
     """
 
     @classmethod
