@@ -11,6 +11,7 @@ from covey.fitting.design import Design
 from covey.fitting.fit import fit
 from covey.fitting.formula import Formula, parse
 from covey.fitting.result import Fit
+from covey.fitting.store import load_fit
 
 __all__ = [
     "Description",
@@ -20,5 +21,6 @@ __all__ = [
     "combine",
     "describe",
     "fit",
+    "load_fit",
     "parse",
 ]

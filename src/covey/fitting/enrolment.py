@@ -63,7 +63,7 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
     )
     tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
     return replace(
-        fit, design=design, tables=tables, added=fit.added | {name: drawn}, site_draws_=None
+        fit, design=design, tables=tables, added=fit.added | {name: drawn}
     )
 
 
