@@ -177,7 +177,8 @@ class Law(NamedTuple):
             For "ml" and "reml": `estimate`, `se`, `lower` and `upper`. Intervals are Gaussian for
             coefficients, for logarithms of standard deviations, and for Fisher's z of correlations.
             For "posterior": `mean`, `sd` and quantiles of the posterior. NaN where the data do not
-            determine a parameter.
+            determine a parameter; errors and intervals also while the maximum is not found, when
+            `estimate` is the best point so far.
         """
         from scipy.stats import norm
 
@@ -198,6 +199,8 @@ class Law(NamedTuple):
         )
         table.loc[[*self.unknown, *self.zero], ["se", "lower", "upper"]] = np.nan
         table.loc[list(self.unknown), "estimate"] = np.nan
+        if not self.settled:
+            table[["se", "lower", "upper"]] = np.nan
         return table
 
     def _posterior_table(self, probability: float) -> pd.DataFrame:

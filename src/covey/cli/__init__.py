@@ -1,0 +1,68 @@
+"""The command line: a thin layer on `covey.config` and `covey.runs`, one file per group of
+commands. Everything heavy is imported by the command that needs it, inside the function.
+"""
+
+import os
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covey.cli import demonstrating, listing, posteriors, privacy, reproducing, running
+from covey.cli.consoles import console, show_warning
+
+app = typer.Typer(
+    name="covey",
+    help="Federated Bayesian inference: learning from data that never leave their owner.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_is_help=True)
+
+# Every command is a function of the file of its group, and one line here, in the order of
+# `covey --help`.
+app.command("run")(running.run_command)
+app.command("posterior")(posteriors.posterior_command)
+app.command("list")(listing.list_command)
+app.command("reproduce")(reproducing.reproduce_command)
+app.command("results")(reproducing.results_command)
+app.command("demo")(demonstrating.demo_command)
+privacy_app.command("plan")(privacy.plan_command)
+app.add_typer(privacy_app, name="privacy")
+
+
+def main() -> None:
+    """The entry point."""
+    warnings.showwarning = show_warning
+    _keep_compiled_programs()
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if show_version:
+        console.print(f"covey {version('covey')}", highlight=False)
+        raise typer.Exit
+
+
+def _keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs between commands; its own variables win. Read when JAX is
+    imported.
+    """
+    given = os.environ.get("COVEY_CACHE_DIR")
+    user = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "covey"
+    try:
+        (cache / "jax").mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written: programs are compiled each time
+        return
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

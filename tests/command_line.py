@@ -1,0 +1,69 @@
+"""The command line as tests use it: a configuration of four sites, and a call in this process."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from typer.testing import CliRunner
+
+from covey import cli
+
+CONFIG = """
+[data]
+name = "table"
+path = "{path}"
+outcome = "y"
+client = "site"
+classes = 2
+validation = 0.2
+test = 0.2
+hold_out = ["b"]
+
+[model]
+name = "logistic"
+
+[method]
+name = "fedavg"
+client_optimizer = {{name = "sgd", learning_rate = 0.2}}
+server_optimizer = {{name = "adam", learning_rate = 0.01}}
+
+[cohort]
+name = "bernoulli"
+probability = 0.7
+
+[run]
+rounds = {rounds}
+seed = 5
+evaluate_every = 50
+checkpoint_every = 5
+"""
+
+
+def write_config(folder: Path, rounds: int) -> Path:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 2))
+    columns = {
+        "x0": x[:, 0],
+        "x1": x[:, 1],
+        "y": (x @ [1.0, -1.0] > 0).astype(int),
+        "site": list("abcd") * 15,
+    }
+    pd.DataFrame(columns).to_csv(folder / "sites.csv", index=False)
+    path = folder / "sites.toml"
+    path.write_text(CONFIG.format(path=folder / "sites.csv", rounds=rounds))
+    return path
+
+
+def lines(run: Path) -> list[dict]:
+    """The metrics, without the time they took."""
+    read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in read]
+
+
+def call(*arguments: object) -> tuple[int, str]:
+    """In this process: the exit code, and all that was printed."""
+    result = CliRunner().invoke(cli.app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
