@@ -175,6 +175,7 @@ def marginal(
             axes=partial(labels_of, mixed),
         ),
         hooks=Hooks(
+            fixed_shapes=True,
             validate=need_everyone,
             diagnose=lambda down, data: NOT_FINITE,
             adapt_before_evaluation=True,

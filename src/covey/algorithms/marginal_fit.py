@@ -94,9 +94,19 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         theta = theta_of(state, coordinates, flat.astype(state.climb.point.dtype))
         return described(settings.model, coordinates, theta, unit)
 
-    found = describe(state.climb.point)
+    def flattened(flat):
+        known = describe(flat)
+        return jnp.concatenate([jnp.reshape(known[name], -1) for name in known])
+
+    @jax.jit  # one program in place of many small ones
+    def at(state):
+        point = state.climb.point
+        parts = describe(point), flattened(point), jax.jacobian(flattened)(point)
+        return *parts, spread_of(state, coordinates), at_zero(state, coordinates)
+
+    found, values, jacobian, spread, at_bound = jax.device_get(at(state))
     names = _names(found, labels_of(settings.model, spec))
-    spread = np.asarray(spread_of(state, coordinates), float)
+    spread, jacobian = np.asarray(spread, float), np.asarray(jacobian, float)
     theta = theta_of(state, coordinates, state.climb.point)
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
     linear = is_regression(theta.phi) and settings.estimate != "posterior"
@@ -115,16 +125,14 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         rows=int(state.rows),
         settled=bool(state.settled),
     )
-    jacobian = np.asarray(jax.jacobian(law._flatten)(state.climb.point), float)
     curvature, axes = np.linalg.eigh(np.asarray(state.climb.curvature, float))
     flat = np.asarray(state.climb.frame, float) @ axes[:, curvature <= 0.5]
     with np.errstate(invalid="ignore"):
         moved = np.abs(jacobian @ flat).max(1, initial=0.0)
         known = np.sqrt(np.sum((jacobian @ spread) ** 2, axis=1))
         loose = ~(moved <= _LOOSE * known) & (moved != 0)
-    values = np.asarray(law._flatten(state.climb.point))
     entries = coordinates.size(len(unit))
-    zero = at_zero(state, coordinates)[-entries:] if entries else None
+    zero = at_bound[-entries:] if entries else None
     none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
     return law._replace(
         unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
@@ -272,11 +280,14 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
         return []
     if isinstance(shape, Normal) or settings.model.coefficients is None:
         return []
-    flat = np.asarray(ravel_pytree(theta.phi)[0], float)
-    error = np.sqrt(np.sum(np.asarray(spread_of(state, settings.coordinates), float) ** 2, axis=1))
+    flat = np.asarray(state.climb.point, float)[: len(logarithms(theta.phi))]
+    spread = jax.jit(partial(spread_of, coordinates=settings.coordinates))(state)
+    error = np.sqrt(np.sum(np.asarray(spread, float) ** 2, axis=1))
     scale = np.asarray(state.scales.phi, float) / 2.5
     size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
     bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat)) & ~logarithms(theta.phi)
+    if not bad.any():
+        return []
     _, unravel = ravel_pytree(theta.phi)
     # What is described differently where these numbers differ.
     without, marked = (

@@ -8,6 +8,8 @@ import pandas as pd
 if TYPE_CHECKING:
     from covey.fitting.result import Fit
 
+_POINTS = 1000  # draws of the posterior that sites are asked about
+
 
 def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
     """Two fits side by side; see `Fit.compare`.
@@ -78,3 +80,43 @@ def _left_out(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
     table["unreliable_sites"] = [each["unreliable"] for each in found]
     table.attrs["test"] = "log predictive density of each site's rows, given all other sites"
     return table
+
+
+def left_out(fit: "Fit") -> dict[str, float]:
+    """Sums over sites of how well their rows are predicted from those of all others.
+
+    Args:
+        fit: The fit, with the tables of its sites.
+    """
+    import jax
+
+    from covey.algorithms.marginal_client import Points
+    from covey.algorithms.marginal_parameters import Coordinates
+    from covey.algorithms.marginal_state import theta_of
+    from covey.core.algorithm import Approximation
+    from covey.fitting.enrolment import shard_of
+    from covey.fitting.methods import method_of
+
+    if fit.estimate != "posterior" or fit.method != "marginal":
+        raise ValueError("leaving sites out needs estimate='posterior' with method='marginal'")
+    method = method_of(fit.design, fit.method, fit.estimate, fit.prior)
+    shared = method.posterior.shared
+    assert isinstance(shared, Approximation)
+    published = fit.published
+    kind = Coordinates("full" if fit.design.correlated else "diagonal", positive=True)
+    state = published.state
+    theta = jax.jit(lambda state: theta_of(state, kind, state.climb.point))(state)
+    sent = Points(theta, state.unit, published.points[:_POINTS])
+    answer = jax.jit(shared.queries["leave_out"])
+    key, each = jax.random.key(fit.seed), []
+    for site, table in fit.all_tables().items():
+        rows = fit.design.rows_of(table)
+        if len(rows.y) and site not in fit.added:
+            each.append(jax.device_get(answer(key, sent, shard_of(fit.design, rows))))
+    values = np.array([float(one.value) for one in each])
+    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+    return {
+        "log_density": float(values.sum()),
+        "se": float(np.sqrt(len(values)) * spread),
+        "unreliable": int(sum(float(one.unreliable) for one in each)),
+    }

@@ -2,6 +2,7 @@
 at the present maximum.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pandas as pd
 
 from covey.fitting.design import Design, Rows
-from covey.fitting.methods import DRAWS, method_of
+from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
 from covey.fitting.prediction import Draws, effects_of_a_new_site
+from covey.fitting.priors import LogPrior
 from covey.fitting.tables import Place, check_name, read_table
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
     from covey.core.algorithm import Algorithm
+    from covey.core.shard import Shard
     from covey.fitting.result import Fit
 
 
@@ -53,7 +56,7 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
     empty = not len(table.frame)
     rows = Rows(np.zeros((0, len(fit.design.features))), np.zeros(0), np.zeros(0, int))
     rows = rows if empty else fit.design.rows_of(table)
-    drawn = personal_draws(fit, rows)
+    drawn = personal_draws(fit, {name: rows})
     size = len(table.frame)
     design = replace(
         fit.design,
@@ -63,45 +66,90 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
     )
     tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
     return replace(
-        fit, design=design, tables=tables, added=fit.added | {name: drawn}
+        fit, design=design, tables=tables, added=fit.added | drawn
     )
 
 
-def personal_draws(fit: "Fit", rows: Rows) -> Draws:
-    """Draws of a new site's effects given its rows, with draws of the shared parameters.
+def personal_draws(fit: "Fit", rows: Mapping[str, Rows]) -> dict[str, Draws]:
+    """Draws of sites' effects given their rows, with draws of the shared parameters, in pairs. Each
+    site can do this alone, and sends nothing.
 
     Args:
         fit: The fit.
-        rows: The site's rows; none for one without.
+        rows: The sites' rows; a site may have none.
     """
-    design, terms = fit.design, Terms.of(fit.design)
-    if not len(rows.y) or not terms.effects:
-        shared = fit.found.draws
-        return effects_of_a_new_site(terms, shared, fit.seed + 1).thinned(DRAWS)
+    terms = Terms.of(fit.design)
+    if not terms.effects:
+        return {}
+    found = {}
+    for at, (name, one) in enumerate(rows.items()):
+        seed = fit.seed + 1 + at
+        if len(one.y):
+            found[name] = _given_rows(fit, one, seed)
+        else:
+            found[name] = effects_of_a_new_site(terms, fit.found.draws, seed).thinned(DRAWS)
+    return found
+
+
+def _given_rows(fit: "Fit", rows: Rows, seed: int) -> Draws:
     import jax
-    import jax.numpy as jnp
 
-    from covey.core.algorithm import Empty
-    from covey.core.shard import Rows as Pair
-    from covey.core.shard import Shard
-
-    method = method_of(design, fit.method, fit.estimate, fit.prior)
-    draw = method.posterior.client
-    assert draw is not None
-    two = design.family == "bernoulli"
-    y = rows.y.astype(np.int32 if two else np.float32)
-    count = jnp.int32(len(y))
-    data = Shard(Pair(jnp.asarray(rows.x, jnp.float32), jnp.asarray(y)), jnp.int32(0), count, len(y))
-    key = jax.random.key(fit.seed + 1)
-
-    @jax.jit
-    def drawn(key: Any, published: Any, data: Any) -> Any:
-        state = Empty() if fit.method == "marginal" else method.adapt(key, published, data)
-        return draw(key, published, state, data, DRAWS)
-
-    found = jax.device_get(drawn(key, fit.published, data))
+    program = personal_program(fit.design, fit.method, fit.estimate, fit.prior)
+    found = jax.device_get(program(jax.random.key(seed), fit.published, shard_of(fit.design, rows)))
+    terms = Terms.of(fit.design)
     shared = terms.stacked({part: found[part] for part in found if part != "effects"})
     return Draws(shared, np.asarray(found["effects"], float))
+
+
+def personal_program(design: Design, method: str, estimate: Estimate, prior: LogPrior) -> Callable:
+    """(key, published, shard) -> draws of a site; compiled once for all sites of similar size.
+
+    Args:
+        design: The design.
+        method: The method's name.
+        estimate: What is estimated.
+        prior: The log prior.
+    """
+    key = (mixed_model(design), design.correlated, method, estimate, prior)
+    if key not in _PROGRAMS:
+        import jax
+
+        from covey.core.algorithm import Empty
+
+        made = method_of(design, method, estimate, prior)
+        draw = made.posterior.client
+        assert draw is not None
+
+        def drawn(key: Any, published: Any, data: Any) -> Any:
+            # The marginal method draws effects given the rows; a chain has to find its place first.
+            state = Empty() if method == "marginal" else made.adapt(key, published, data)
+            return draw(key, published, state, data, DRAWS)
+
+        _PROGRAMS[key] = jax.jit(drawn)
+    return _PROGRAMS[key]
+
+
+_PROGRAMS: dict[Any, Callable] = {}
+
+
+def shard_of(design: Design, rows: Rows) -> "Shard":
+    """A site's rows as methods take them, filled up to one of few sizes.
+
+    Args:
+        design: The design.
+        rows: The rows, at least one.
+    """
+    import jax.numpy as jnp
+
+    from covey.core.shard import Rows as Pair
+    from covey.core.shard import Shard, bucket_size
+
+    size, count = bucket_size(max(len(rows.y), 2)), len(rows.y)
+    kind = np.int32 if design.family == "bernoulli" else np.float32
+    x, y = np.zeros((size, rows.x.shape[1]), np.float32), np.zeros(size, kind)
+    x[:count], y[:count] = rows.x, rows.y
+    pair = Pair(jnp.asarray(x), jnp.asarray(y))
+    return Shard(pair, jnp.int32(0), jnp.int32(count), size)
 
 
 def started_from(method: "Algorithm", before: "Fit", design: Design) -> "Algorithm":

@@ -223,26 +223,3 @@ def _table(terms: Terms, values: np.ndarray, weights: np.ndarray | None) -> pd.D
         {"mean": mean, "sd": sd, "q05": ends[0], "q95": ends[1]},
         index=pd.Index(terms.names, name="term"),
     )
-
-
-def site_draws(run: "Run", design: Design, names: list[str], data: Any = None) -> dict[str, Any]:
-    """Draws of the shared parameters and of the effects of sites, in pairs.
-
-    Args:
-        run: The run.
-        design: The design.
-        names: The sites.
-        data: Other data than the run's, for new sites.
-    """
-    from covey.fitting.prediction import Draws
-
-    terms = Terms.of(design)
-    if not terms.effects:
-        return {}
-    drawn = run.posterior.select(names, data=data).draws(DRAWS, chains=1)
-    found = {part: np.asarray(values)[:, 0] for part, values in drawn.items()}
-    shared = terms.stacked({part: found[part] for part in found if part != "effects"})
-    return {
-        name: Draws(shared[at], np.asarray(found["effects"][at], float))
-        for at, name in enumerate(names)
-    }

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from covey.fitting.comparison import compare
+from covey.fitting.comparison import compare, left_out
 from covey.fitting.design import Design
-from covey.fitting.enrolment import add_client
-from covey.fitting.methods import Estimate, Found, site_draws
+from covey.fitting.enrolment import add_client, personal_draws
+from covey.fitting.methods import Estimate, Found
 from covey.fitting.prediction import (
     Draws,
     as_table,
@@ -138,10 +138,12 @@ class Fit:
     def site_draws(self) -> dict[str, Draws]:
         """Draws of the shared parameters and of the effects, in pairs, by site."""
         if self.site_draws_ is None:
-            if self.run is None:
-                raise ValueError("this fit was loaded without draws of its sites")
-            names = [name for name in self.clients if name not in self.added]
-            self.site_draws_ = site_draws(self.run, self.design, names)
+            rows = {
+                name: self.design.rows_of(table)
+                for name, table in self.all_tables().items()
+                if name not in self.added
+            }
+            self.site_draws_ = personal_draws(self, rows)
         return self.site_draws_ | self.added
 
     def effects(self) -> pd.DataFrame:
@@ -293,14 +295,12 @@ class Fit:
         return compare(self, other)
 
     def left_out(self) -> dict[str, float]:
-        """How well each site's rows are predicted from those of all other sites; one round."""
+        """How well each site's rows are predicted from those of all other sites.
+
+        Each site weights draws of the posterior by one over its own likelihood: one round.
+        """
         if "left_out" not in self.stored:
-            if self.run is None:
-                raise ValueError(
-                    "this fit was saved without leaving sites out: call fit.left_out() before save()"
-                )
-            found = self.run.posterior.shared.law.leave_one_client_out()
-            self.stored["left_out"] = found._asdict()
+            self.stored["left_out"] = left_out(self)
         return self.stored["left_out"]
 
     def diagnostics(self) -> dict[str, Any]:

@@ -42,8 +42,6 @@ def save(fit: "Fit", folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     sites = fit.site_draws()
-    if fit.estimate == "posterior" and fit.method == "marginal" and fit.run is not None:
-        fit.left_out()
     _write_csv(folder / "summary.csv", fit.found.table.reset_index())
     _write_csv(folder / "effects.csv", fit.effects())
     arrays = {"shared": fit.found.draws}
