@@ -226,7 +226,12 @@ def _predict(
 
 
 def _client_draws(
-    settings: Settings, key, published: Published, personal: Personal, data: Shard, count: int
+    settings: Settings,
+    key,
+    published: Published,
+    personal: Personal | Empty,
+    data: Shard,
+    count: int,
 ) -> PyTree:
     pairs = _paired(settings, key, published, data, count)
     describe = settings.model.describe

@@ -78,9 +78,8 @@ def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
     """
     drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
     bad = np.isin(law.names, law.unknown) | (not law.settled)
-    sizes = {name: int(np.prod(leaf.shape[1:])) for name, leaf in drawn.items()}
-    ends = np.cumsum(list(sizes.values()))[:-1]
-    masks = dict(zip(sizes, np.split(bad, ends), strict=True))
+    parts = np.array([name.partition("[")[0] for name in law.names])
+    masks = {name: bad[parts == name] for name in drawn}
     return {
         name: jnp.where(masks[name].reshape(leaf.shape[1:]), jnp.nan, leaf)
         for name, leaf in drawn.items()
@@ -98,13 +97,18 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         known = describe(flat)
         return jnp.concatenate([jnp.reshape(known[name], -1) for name in known])
 
+    order: list[str] = []  # of what is described; a dictionary that leaves a program is sorted
+
     @jax.jit  # one program in place of many small ones
     def at(state):
         point = state.climb.point
-        parts = describe(point), flattened(point), jax.jacobian(flattened)(point)
+        known = describe(point)
+        order.extend(known)
+        parts = known, flattened(point), jax.jacobian(flattened)(point)
         return *parts, spread_of(state, coordinates), at_zero(state, coordinates)
 
     found, values, jacobian, spread, at_bound = jax.device_get(at(state))
+    found = {name: found[name] for name in order}
     names = _names(found, labels_of(settings.model, spec))
     spread, jacobian = np.asarray(spread, float), np.asarray(jacobian, float)
     theta = theta_of(state, coordinates, state.climb.point)
@@ -167,7 +171,7 @@ def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
     return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
 
 
-def _names(found: dict[str, Array], axes: dict[str, Any]) -> tuple[str, ...]:
+def _names(found: dict[str, Any], axes: dict[str, Any]) -> tuple[str, ...]:
     """A name for each number of what is described."""
     names = []
     for name, value in found.items():

@@ -252,6 +252,7 @@ def _check_call(formula: Formula, node: ast.Call) -> None:
     name = _name(node.func)
     if isinstance(node.func, ast.Attribute):
         return
+    name = ast.unparse(node.func) if name is None else name
     place = max(formula.text.find(f"{name}("), 0)
     given = {word.arg for word in node.keywords}
     if name == "bs" and given >= _FIXED_SPLINE:

@@ -195,7 +195,8 @@ def _of_marginal(run: "Run", terms: Terms) -> Found:
         points = law.points(jax.random.key(run.seed), SHARED_DRAWS)
         table = law.table(probability=0.9)
         table.columns = ["mean", "sd", "q05", "q95"]
-        table.index = pd.Index(terms.names, name="term")
+        table.index = pd.Index(_in_terms(law.names, terms), name="term")
+        table = table.loc[list(terms.names)]
         drawn = terms.stacked(jax.device_get(describe(jnp.asarray(points, float))))
         return Found(table, drawn, said)
     values = terms.stacked(jax.device_get(describe(jnp.asarray(law.sample.points, float))))
@@ -205,6 +206,12 @@ def _of_marginal(run: "Run", terms: Terms) -> Found:
 
     random = np.random.default_rng(run.seed)
     return Found(table, values[systematic(random, law.sample.weights, SHARED_DRAWS)], said)
+
+
+def _in_terms(names: tuple[str, ...], terms: Terms) -> list[str]:
+    """Names of described values, `weights[age]`, by the names of the terms."""
+    left = {part: iter(labels) for part, labels in terms.parts.items()}
+    return [next(left[name.partition("[")[0]]) for name in names]
 
 
 def _table(terms: Terms, values: np.ndarray, weights: np.ndarray | None) -> pd.DataFrame:
