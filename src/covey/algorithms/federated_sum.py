@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Empty, Local, Message, Query, no_state
+from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Message, Query, no_state
 from covey.core.shard import Shard, Spec, whole
 
 Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's term of a sum
@@ -60,21 +60,27 @@ def federated_sum(statistic: Statistic, *, name: str = "federated_sum") -> Algor
     return sum_of_answers(lambda key, sent, data: statistic(key, data), Empty(), name=name)
 
 
-def sum_of_answers(query: Query, sent: Message, *, name: str) -> Algorithm:
+def sum_of_answers(
+    query: Query, sent: Message, *, name: str, fixed_shapes: bool = False
+) -> Algorithm:
     """The sum over all clients of their answers to what the server sends; see `federated_sum`.
 
     Args:
         query: (key, sent, data) -> a tree of float arrays.
         sent: What clients are sent.
         name: The method's name in reports and errors.
+        fixed_shapes: Whether answers are known not to depend on the number of rows in their shapes.
 
     Returns:
         A method whose server state is a `Sum`. It predicts nothing.
     """
 
     def init(key, spec: Spec):
-        one = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), spec.rows)
-        shapes = jax.eval_shape(query, key, sent, whole(one))
+        count = spec.capacity if fixed_shapes else 1
+        rows = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), spec.rows
+        )
+        shapes = jax.eval_shape(lambda rows: query(key, sent, whole(rows)), rows)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return Sum(zeros, jnp.zeros(()), jax.tree.map(jnp.asarray, sent))
 
@@ -99,4 +105,5 @@ def sum_of_answers(query: Query, sent: Message, *, name: str) -> Algorithm:
         predict=no_prediction,
         adapt=no_state,
         evaluate=lambda key, down, state, data: {},
+        hooks=Hooks(fixed_shapes=fixed_shapes),
     )

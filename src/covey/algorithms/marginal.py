@@ -175,6 +175,7 @@ def marginal(
             axes=partial(labels_of, mixed),
         ),
         hooks=Hooks(
+            fixed_shapes=True,
             validate=need_everyone,
             diagnose=lambda down, data: NOT_FINITE,
             adapt_before_evaluation=True,
@@ -224,7 +225,12 @@ def _predict(
 
 
 def _client_draws(
-    settings: Settings, key, published: Published, personal: Personal, data: Shard, count: int
+    settings: Settings,
+    key,
+    published: Published,
+    personal: Personal | Empty,
+    data: Shard,
+    count: int,
 ) -> PyTree:
     pairs = _paired(settings, key, published, data, count)
     describe = settings.model.describe

@@ -79,9 +79,8 @@ def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
     """
     drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
     bad = np.isin(law.names, law.unknown) | (not law.settled)
-    sizes = {name: int(np.prod(leaf.shape[1:])) for name, leaf in drawn.items()}
-    ends = np.cumsum(list(sizes.values()))[:-1]
-    masks = dict(zip(sizes, np.split(bad, ends), strict=True))
+    parts = np.array([name.partition("[")[0] for name in law.names])
+    masks = {name: bad[parts == name] for name in drawn}
     return {
         name: jnp.where(masks[name].reshape(leaf.shape[1:]), jnp.nan, leaf)
         for name, leaf in drawn.items()
@@ -95,9 +94,24 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         theta = theta_of(state, coordinates, flat.astype(state.climb.point.dtype))
         return described(settings.model, coordinates, theta, unit)
 
-    found = describe(state.climb.point)
+    def flattened(flat):
+        known = describe(flat)
+        return jnp.concatenate([jnp.reshape(known[name], -1) for name in known])
+
+    order: list[str] = []  # of what is described; a dictionary that leaves a program is sorted
+
+    @jax.jit  # one program in place of many small ones
+    def at(state):
+        point = state.climb.point
+        known = describe(point)
+        order.extend(known)
+        parts = known, flattened(point), jax.jacobian(flattened)(point)
+        return *parts, spread_of(state, coordinates), at_zero(state, coordinates)
+
+    found, values, jacobian, spread, at_bound = jax.device_get(at(state))
+    found = {name: found[name] for name in order}
     names = value_names(found, labels_of(settings.model, spec))
-    spread = np.asarray(spread_of(state, coordinates), float)
+    spread, jacobian = np.asarray(spread, float), np.asarray(jacobian, float)
     theta = theta_of(state, coordinates, state.climb.point)
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
     linear = is_regression(theta.phi) and settings.estimate != "posterior"
@@ -116,16 +130,14 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         rows=int(state.rows),
         settled=bool(state.settled),
     )
-    jacobian = np.asarray(jax.jacobian(law._flatten)(state.climb.point), float)
     curvature, axes = np.linalg.eigh(np.asarray(state.climb.curvature, float))
     flat = np.asarray(state.climb.frame, float) @ axes[:, curvature <= 0.5]
     with np.errstate(invalid="ignore"):
         moved = np.abs(jacobian @ flat).max(1, initial=0.0)
         known = np.sqrt(np.sum((jacobian @ spread) ** 2, axis=1))
         loose = ~(moved <= _LOOSE * known) & (moved != 0)
-    values = np.asarray(law._flatten(state.climb.point))
     entries = coordinates.size(len(unit))
-    zero = at_zero(state, coordinates)[-entries:] if entries else None
+    zero = at_bound[-entries:] if entries else None
     none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
     return law._replace(
         unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
@@ -267,11 +279,14 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
         return []
     if isinstance(shape, Normal) or settings.model.coefficients is None:
         return []
-    flat = np.asarray(ravel_pytree(theta.phi)[0], float)
-    error = np.sqrt(np.sum(np.asarray(spread_of(state, settings.coordinates), float) ** 2, axis=1))
+    flat = np.asarray(state.climb.point, float)[: len(logarithms(theta.phi))]
+    spread = jax.jit(partial(spread_of, coordinates=settings.coordinates))(state)
+    error = np.sqrt(np.sum(np.asarray(spread, float) ** 2, axis=1))
     scale = np.asarray(state.scales.phi, float) / 2.5
     size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
     bad = (size > _RUNAWAY) & (error[: len(flat)] > np.abs(flat)) & ~logarithms(theta.phi)
+    if not bad.any():
+        return []
     _, unravel = ravel_pytree(theta.phi)
     # What is described differently where these numbers differ.
     without, marked = (

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Key
 
 from covey.algorithms.marginal_client import LeftOut
+from covey.algorithms.marginal_parameters import POSITIVE
 from covey.kernels.pareto_smoothing import Weighted, systematic
 
 
@@ -156,7 +157,7 @@ class Law(NamedTuple):
         return LeaveOneOut(total, float(np.sqrt(count * variance)), int(sums.unreliable))
 
     def _coefficients(self) -> tuple[str, ...]:
-        kinds = ("sd", "cor", "noise")
+        kinds = ("sd", "cor", *POSITIVE)
         return tuple(name for name in self.names if name.partition("[")[0] not in kinds)
 
     def points(self, key: Key[Array, ""], count: int) -> Float[np.ndarray, "count k"]:
@@ -224,7 +225,7 @@ class Law(NamedTuple):
 
 def _curves(kind: np.ndarray, estimate: np.ndarray):
     """Where intervals are Gaussian: the values there, the way back, and the derivative."""
-    positive, bounded = np.isin(kind, ("sd", "noise")), kind == "cor"
+    positive, bounded = np.isin(kind, ("sd", *POSITIVE)), kind == "cor"
     with np.errstate(all="ignore"):
         there = np.where(positive, np.log(np.abs(estimate)), estimate)
         there = np.where(bounded, np.arctanh(np.clip(estimate, -1, 1)), there)

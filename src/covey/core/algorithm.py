@@ -195,6 +195,8 @@ class Hooks(NamedTuple):
             clients.
         cautions: (server state, spec) -> what is wrong with the estimates, and what to do; they
             are warnings at the end of a run.
+        fixed_shapes: Shapes of a client's state and upload are known not to depend on its rows: an
+            engine need not trace the method again to find out.
         needs_server: Why the method cannot run between peers, and what to use instead; empty where
             that is for the engine to find out.
     """
@@ -207,6 +209,7 @@ class Hooks(NamedTuple):
     waiting: Callable[[State], int] | None = None
     cautions: Callable[[State, Spec], Sequence[str]] | None = None
     needs_server: str = ""
+    fixed_shapes: bool = False
 
 
 class Algorithm(NamedTuple):

@@ -46,6 +46,8 @@ class Spec(NamedTuple):
     omega: the variance bound of the run's channel for an upload; None for a biased channel, and
         where there is no run.
     standardised: the indices of the columns of x that are z-scores.
+    capacity: the rows that the largest client is padded to, so that shapes are found by the trace
+        that a run uses.
     first_row: (condition) -> the first row for which condition(rows) is true, in words, or None;
         for models that check values. None where the rows are not at hand.
     """
@@ -58,6 +60,7 @@ class Spec(NamedTuple):
     omega: float | None = None
     standardised: tuple[int, ...] = ()
     first_row: Callable[[Callable[[Any], Any]], str | None] | None = None
+    capacity: int = 1
 
 
 class Axis(NamedTuple):
@@ -138,6 +141,19 @@ def whole(rows: PyTree) -> Shard:
     """A shard of all the rows given: what a site makes of its own table."""
     count = jax.tree.leaves(rows)[0].shape[0]
     return Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(count), max(count, 1))
+
+
+def bucket_size(rows: int) -> int:
+    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own,
+    and little room to spare.
+
+    One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much
+    each.
+    """
+    power = 16 if rows > 1 else 1
+    while power < rows:
+        power *= 2
+    return power * 3 // 4 if power > 64 and rows <= power * 3 // 4 else power
 
 
 def batches_of(data: Shard, batch_size: int | None) -> tuple[int, Int[Array, ""]]:

@@ -67,7 +67,8 @@ class Questions:
             def answer(key, sent, data):
                 return query(jax.random.fold_in(key, _FIRST + sent.index), sent.content, data)
 
-            self._engines[known] = self._engine_of(sum_of_answers(answer, sent, name=name))
+            method = sum_of_answers(answer, sent, name=name, fixed_shapes=True)
+            self._engines[known] = self._engine_of(method)
         engine = self._engines[known]
         start = engine.start()
         asked = start._replace(server=start.server._replace(sent=sent))

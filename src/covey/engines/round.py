@@ -20,7 +20,7 @@ from covey.core.channel import Channel
 from covey.core.faults import fate
 from covey.core.keys import Integer, Stream, key_for
 from covey.core.node import Node, Sent, first_node, node_round
-from covey.core.shard import Shard
+from covey.core.shard import Shard, bucket_size
 from covey.engines.record import Counts, Record, mean_or_nan
 from covey.engines.setup import Setup, Shapes
 
@@ -247,16 +247,3 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
         Band(edge * chunk, end - edge, capacities[edge])
         for edge, end in zip(edges, ends, strict=True)
     ]
-
-
-def bucket_size(rows: int) -> int:
-    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own,
-    and little room to spare.
-
-    One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much
-    each.
-    """
-    power = 16 if rows > 1 else 1
-    while power < rows:
-        power *= 2
-    return power * 3 // 4 if power > 64 and rows <= power * 3 // 4 else power

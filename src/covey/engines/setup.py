@@ -15,7 +15,7 @@ from covey.core.cohort import Sampler, Scheme, full
 from covey.core.faults import Faults
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.node import Node, Sent, first_node, node_round
-from covey.core.shard import Shard, Spec
+from covey.core.shard import Shard, Spec, bucket_size
 from covey.data.federated import FederatedData
 from covey.engines.messages import Answer, message_size
 from covey.engines.record import Sizes
@@ -79,7 +79,8 @@ def setup_of(
     if algorithm.preparation is not None:
         raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
     root, counts = root_key(seed), data.counts("train")
-    spec = data.spec._replace(first_row=data.first_row)
+    capacity = bucket_size(int(counts.max(initial=1)))
+    spec = data.spec._replace(first_row=data.first_row, capacity=capacity)
     if not counts.any():
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"
@@ -124,7 +125,10 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((count, *s.shape), s.dtype), spec.rows)
         return jax.eval_shape(trace, root, rows)
 
-    (shapes, new), (larger, _) = with_rows(1), with_rows(2)
+    if algorithm.hooks.fixed_shapes:  # the trace that the rounds use
+        (shapes, new) = (larger, _) = with_rows(spec.capacity)
+    else:
+        (shapes, new), (larger, _) = with_rows(1), with_rows(2)
     for what, one, other in (
         ("state of a client", shapes.node.state, larger.node.state),
         ("state of a client", shapes.node.state, new.state),

@@ -191,6 +191,12 @@ class Run(Advancing):
             return None
         return shared.publish(self._engine.broadcast(self._state), self._fitted())
 
+    @property
+    def published(self) -> Message:
+        """What clients predict and draw with now."""
+        sent = self._down()
+        return self._engine.broadcast(self._state) if sent is None else sent
+
     def advance(self, rounds: int) -> "Run":
         """Run `rounds` more rounds, as the run was started. Returns the run."""
         if rounds < 1:

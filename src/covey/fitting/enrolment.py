@@ -1,0 +1,186 @@
+"""A site that comes later: its effects from the posterior, without a refit; or a refit that starts
+at the present maximum.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from covey.fitting.design import Design, Rows
+from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
+from covey.fitting.prediction import Draws, effects_of_a_new_site
+from covey.fitting.priors import LogPrior
+from covey.fitting.tables import Place, check_name, read_table
+from covey.fitting.terms import Terms
+
+if TYPE_CHECKING:
+    from covey.core.algorithm import Algorithm
+    from covey.core.shard import Shard
+    from covey.fitting.result import Fit
+
+
+def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> "Fit":
+    """The fit with one more site; see `Fit.add_client`.
+
+    Args:
+        fit: The fit.
+        name: The new site.
+        place: Its table; None, or a table without rows, for a site without any.
+        refit: Whether to fit again, with its rows among those of the others.
+    """
+    from covey.fitting.fit import fit_tables
+
+    check_name(name)
+    if name in fit.clients:
+        raise ValueError(f"there is a site {name!r} already; sites are {', '.join(fit.clients)}")
+    table = read_table(pd.DataFrame() if place is None else place, name)
+    if refit:
+        return fit_tables(
+            fit.design.formula,
+            fit.all_tables() | {name: table},
+            family=fit.design.family,
+            estimate=fit.estimate,
+            method=fit.method,
+            priors=fit.priors or None,
+            missing=fit.design.missing,
+            weights=fit.design.weights,
+            client=fit.design.client,
+            out=None,
+            seed=fit.seed,
+            progress=False,
+            start=fit,
+        )
+    empty = not len(table.frame)
+    rows = Rows(np.zeros((0, len(fit.design.features))), np.zeros(0), np.zeros(0, int))
+    rows = rows if empty else fit.design.rows_of(table)
+    drawn = personal_draws(fit, {name: rows})
+    size = len(table.frame)
+    design = replace(
+        fit.design,
+        rows=fit.design.rows | {name: size},
+        dropped=fit.design.dropped | {name: size - len(rows.y)},
+        filled=fit.design.filled | {name: 0},
+    )
+    tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
+    return replace(
+        fit, design=design, tables=tables, added=fit.added | drawn
+    )
+
+
+def personal_draws(fit: "Fit", rows: Mapping[str, Rows]) -> dict[str, Draws]:
+    """Draws of sites' effects given their rows, with draws of the shared parameters, in pairs. Each
+    site can do this alone, and sends nothing.
+
+    Args:
+        fit: The fit.
+        rows: The sites' rows; a site may have none.
+    """
+    terms = Terms.of(fit.design)
+    if not terms.effects:
+        return {}
+    found = {}
+    for at, (name, one) in enumerate(rows.items()):
+        seed = fit.seed + 1 + at
+        if len(one.y):
+            found[name] = _given_rows(fit, one, seed)
+        else:
+            found[name] = effects_of_a_new_site(terms, fit.found.draws, seed).thinned(DRAWS)
+    return found
+
+
+def _given_rows(fit: "Fit", rows: Rows, seed: int) -> Draws:
+    import jax
+
+    program = personal_program(fit.design, fit.method, fit.estimate, fit.prior)
+    found = jax.device_get(program(jax.random.key(seed), fit.published, shard_of(fit.design, rows)))
+    terms = Terms.of(fit.design)
+    shared = terms.stacked({part: found[part] for part in found if part != "effects"})
+    return Draws(shared, np.asarray(found["effects"], float))
+
+
+def personal_program(design: Design, method: str, estimate: Estimate, prior: LogPrior) -> Callable:
+    """(key, published, shard) -> draws of a site; compiled once for all sites of similar size.
+
+    Args:
+        design: The design.
+        method: The method's name.
+        estimate: What is estimated.
+        prior: The log prior.
+    """
+    key = (mixed_model(design), design.correlated, method, estimate, prior)
+    if key not in _PROGRAMS:
+        import jax
+
+        from covey.core.algorithm import Empty
+
+        made = method_of(design, method, estimate, prior)
+        draw = made.posterior.client
+        assert draw is not None
+
+        def drawn(key: Any, published: Any, data: Any) -> Any:
+            # The marginal method draws effects given the rows; a chain has to find its place first.
+            state = Empty() if method == "marginal" else made.adapt(key, published, data)
+            return draw(key, published, state, data, DRAWS)
+
+        _PROGRAMS[key] = jax.jit(drawn)
+    return _PROGRAMS[key]
+
+
+_PROGRAMS: dict[Any, Callable] = {}
+
+
+def shard_of(design: Design, rows: Rows) -> "Shard":
+    """A site's rows as methods take them, filled up to one of few sizes.
+
+    Args:
+        design: The design.
+        rows: The rows, at least one.
+    """
+    import jax.numpy as jnp
+
+    from covey.core.shard import Rows as Pair
+    from covey.core.shard import Shard, bucket_size
+
+    size, count = bucket_size(max(len(rows.y), 2)), len(rows.y)
+    kind = np.int32 if design.family == "bernoulli" else np.float32
+    x, y = np.zeros((size, rows.x.shape[1]), np.float32), np.zeros(size, kind)
+    x[:count], y[:count] = rows.x, rows.y
+    pair = Pair(jnp.asarray(x), jnp.asarray(y))
+    return Shard(pair, jnp.int32(0), jnp.int32(count), size)
+
+
+def started_from(method: "Algorithm", before: "Fit", design: Design) -> "Algorithm":
+    """The method, started at the maximum of another fit where it has the same parameters.
+
+    Args:
+        method: The method.
+        before: The fit.
+        design: The new design.
+    """
+    if before.method != "marginal" or before.design.features != design.features:
+        return method
+    import jax.numpy as jnp
+
+    from covey.algorithms.marginal_state import Published
+    from covey.kernels.newton import begin
+
+    published = before.published
+    assert isinstance(published, Published)
+    old = published.state
+
+    def init(key, spec):
+        new = method.init(key, spec)
+        return new._replace(
+            climb=begin(jnp.asarray(old.climb.point), jnp.asarray(old.climb.frame)),
+            unit=jnp.asarray(old.unit),
+            scales=old.scales,
+            variance=jnp.asarray(old.variance),
+            level=jnp.asarray(old.level),
+            basis=old.basis,
+            round=jnp.int32(1),
+        )
+
+    return method._replace(init=init)

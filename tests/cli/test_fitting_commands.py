@@ -1,0 +1,72 @@
+"""`covey fit`, `predict`, `add-client` and `compare` on a folder of CSV files."""
+
+import pandas as pd
+import pytest
+
+from command_line import call
+from small_fits import clinics
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clinics")
+    (folder / "data").mkdir()
+    for name, table in clinics(5, 20).items():
+        table.to_csv(folder / "data" / f"{name}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fitted(place):
+    code, said = call(
+        "fit", "gain ~ dose + (1 | clinic)", "--data", place / "data", "--estimate", "ml",
+        "--out", place / "run",
+    )
+    assert code == 0, said
+    return place / "run", said
+
+
+def test_fit_prints_the_terms_and_what_left_the_sites(fitted):
+    _, said = fitted
+    for part in ("Intercept", "sd(Intercept)", "sigma", "5 clinics, 100 rows", "No row left a site"):
+        assert part in said
+
+
+def test_predict_writes_one_row_per_row(fitted, place):
+    run, _ = fitted
+    new = place / "new.csv"
+    pd.DataFrame({"dose": [1.0, 2.0]}).to_csv(new, index=False)
+    code, said = call("predict", run, new, "--client", "clinic1", "--out", place / "out.csv")
+    assert code == 0, said
+    assert list(pd.read_csv(place / "out.csv").columns) == ["mean", "q05", "q25", "q75", "q95"]
+    code, said = call("predict", run, new)
+    assert (code, len(said.splitlines())) == (0, 3)
+    code, said = call("predict", run, new, "--client", "clinic9")
+    assert code == 2
+    assert "there is no site 'clinic9'" in said
+
+
+def test_add_client_and_compare(fitted, place):
+    run, _ = fitted
+    new = place / "late.csv"
+    clinics(1, 5, seed=9)["clinic0"].to_csv(new, index=False)
+    code, said = call("add-client", run, new, "--out", place / "run2")
+    assert code == 0, said
+    assert "late added" in said
+    assert "late" in set(pd.read_csv(place / "run2" / "effects.csv").client)
+    code, said = call("compare", run, place / "run2")
+    assert code == 0, said
+    assert "log_likelihood" in said
+
+
+def test_mistakes_are_told_in_lines_without_a_trace(place):
+    code, said = call("fit", "gain ~ doze + (1 | clinic)", "--data", place / "data", "--out", "x")
+    assert code == 2
+    assert "did you mean 'dose'" in said
+    assert "Traceback" not in said
+    code, said = call("fit", "gain ~ dose + (1 | clinic", "--data", place / "data", "--out", "x")
+    assert code == 2
+    assert "this ( is not closed" in said
+    code, said = call("predict", place, place / "data" / "clinic0.csv")
+    assert code == 2
+    assert "holds no fit" in said
