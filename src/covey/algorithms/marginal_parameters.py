@@ -43,9 +43,13 @@ class Theta(NamedTuple):
 class Coordinates(NamedTuple):
     """How the Cholesky factor L of the covariance of the effects is written as free numbers.
 
-    Row i of L is in units of `unit[i]`. Its diagonal is sinh(u), or exp(u) where it is to stay
-    positive. sinh has the better geometry for a maximum: it is linear where the data cannot tell a
-    deviation from 0, so that a maximum at 0 is an ordinary one, and exponential beyond.
+    For a maximum, rows of L in units of `unit`, its diagonal sinh(u). sinh has the better geometry:
+    it is linear where the data cannot tell a deviation from 0, so that a maximum at 0 is an
+    ordinary one, and exponential beyond.
+
+    For a density, deviations exp(u) in units of `unit`, and partial correlations tanh(v). Entries
+    of L would not do: where deviations may be 0, their density grows without bound near 0, and has
+    no mode.
 
     Attributes:
         covariance: "full", "diagonal" for effects without correlations, or "model" where the
@@ -71,14 +75,15 @@ class Coordinates(NamedTuple):
         self, entries: Float[Array, " entries"], unit: Float[Array, " effects"]
     ) -> Float[Array, "effects effects"]:
         """L."""
-        effects = len(unit)
-        at = self.diagonal(effects)
-        curve = jnp.exp if self.positive else jnp.sinh
-        values = entries.at[at].set(curve(entries[at]))
+        effects, at = len(unit), self.diagonal(len(unit))
+        scale = jnp.exp(entries[at]) if self.positive else jnp.sinh(entries[at])
         if self.covariance == "diagonal":
-            return jnp.diag(unit * values)
+            return jnp.diag(unit * scale)
         lower = jnp.zeros((effects, effects), entries.dtype)
-        return unit[:, None] * lower.at[np.tril_indices(effects)].set(values)
+        lower = lower.at[np.tril_indices(effects)].set(entries)
+        if self.positive:
+            return (unit * scale)[:, None] * _correlation_root(lower)[0]
+        return unit[:, None] * lower.at[np.diag_indices(effects)].set(scale)
 
     def from_deviations(
         self, deviation: Float[Array, " effects"], unit: Float[Array, " effects"]
@@ -93,15 +98,40 @@ class Coordinates(NamedTuple):
     def log_jacobian(
         self, entries: Float[Array, " entries"], unit: Float[Array, " effects"]
     ) -> Float[Array, ""]:
-        """The log of the derivative of deviations and correlations by the numbers, exp(u) on the
-        diagonal, up to a constant.
+        """The log of the derivative of deviations and correlations by the numbers, for a density,
+        up to a constant.
         """
-        root, effects = self.root(entries, unit), len(unit)
-        sd, _ = deviations(root)
+        effects = len(unit)
+        scales = jnp.sum(entries[self.diagonal(effects)])
         if self.covariance == "diagonal":
-            return jnp.sum(jnp.log(sd))
-        powers = effects + 1 - jnp.arange(effects)
-        return powers @ jnp.log(jnp.diagonal(root)) - effects * jnp.sum(jnp.log(sd))
+            return scales
+        lower = jnp.zeros((effects, effects), entries.dtype)
+        return scales + _correlation_root(lower.at[np.tril_indices(effects)].set(entries))[1]
+
+
+def _correlation_root(
+    numbers: Float[Array, "effects effects"],
+) -> tuple[Float[Array, "effects effects"], Float[Array, ""]]:
+    """The Cholesky factor of a matrix of correlations from numbers below the diagonal, whose tanh
+    are partial correlations; and the log of the derivative of the correlations by them.
+
+    Reference: Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based
+    on vines and extended onion method.
+    """
+    effects, one = len(numbers), jnp.ones((), numbers.dtype)
+    root, log_derivative = jnp.zeros_like(numbers).at[0, 0].set(1.0), 0 * one
+    for row in range(1, effects):
+        log_left = 0 * one  # of one minus the squares so far
+        for column in range(row):
+            v = numbers[row, column]
+            # log(1 - tanh(v)^2), precise for any v
+            log_rest = 2 * (jnp.log(2 * one) - v - jnp.logaddexp(0 * v, -2 * v))
+            root = root.at[row, column].set(jnp.tanh(v) * jnp.exp(log_left / 2))
+            log_derivative += log_rest + log_left / 2
+            log_left += log_rest
+        root = root.at[row, row].set(jnp.exp(log_left / 2))
+        log_derivative += (effects - 1 - row) * log_left / 2
+    return root, log_derivative
 
 
 def deviations(
