@@ -32,9 +32,10 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The documentation as a folder of pages; a broken link or a name that is not there stops it.
+# The documentation as a folder of pages. A broken link or a name that is not there stops it: warnings
+# are errors with --strict, but not with --quiet beside it.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "written to site/index.html"
 
 $(READY): requirements.lock pyproject.toml
