@@ -10,7 +10,15 @@ from typing import Annotated
 
 import typer
 
-from covey.cli import demonstrating, listing, posteriors, privacy, reproducing, running
+from covey.cli import (
+    demonstrating,
+    listing,
+    posteriors,
+    privacy,
+    reporting,
+    reproducing,
+    running,
+)
 from covey.cli.consoles import console, show_warning
 
 app = typer.Typer(
@@ -27,6 +35,8 @@ privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_i
 # `covey --help`.
 app.command("run")(running.run_command)
 app.command("posterior")(posteriors.posterior_command)
+app.command("report")(reporting.report_command)
+app.command("watch")(reporting.watch_command)
 app.command("list")(listing.list_command)
 app.command("reproduce")(reproducing.reproduce_command)
 app.command("results")(reproducing.results_command)

@@ -13,7 +13,6 @@ from covey.report import page
 from covey.report.content import (
     Calibration,
     Content,
-    Convergence,
     Fairness,
     NewSite,
     Privacy,
@@ -21,8 +20,10 @@ from covey.report.content import (
     Settings,
     Traffic,
 )
+from covey.report.measures import convergence_of, messages_of
 from covey.report.posterior_parts import PosteriorParts, posterior_parts
-from covey.report.words import in_bytes, listed, spread_in_words
+from covey.report.units import in_bytes
+from covey.report.words import listed, spread_in_words
 
 _FEWEST_ROWS = 10  # of a bin: a bin of one row would be about one person
 SCALES: dict[str, Scale] = {
@@ -104,48 +105,6 @@ def content_of(
         convergence=convergence_of(run.metrics),
         settings=Settings(_settings(run, settings), settings),
     )
-
-
-def convergence_of(metrics: pd.DataFrame) -> Convergence | None:
-    """The measures of a run by round; None before the first round."""
-    if not len(metrics):
-        return None
-    last = metrics.iloc[-1]
-    sentences = [f"The run has had {int(last['round'])} rounds."]
-    for name in metrics.columns:
-        known = metrics[name].dropna()
-        if name.endswith(("train_loss", "log_likelihood")) and len(known) > 1:
-            words = name.replace("_", " ")
-            sentences.append(
-                f"The {words} went from {known.iloc[0]:.4g} to {known.iloc[-1]:.4g}; the last "
-                f"round changed it by {known.iloc[-1] - known.iloc[-2]:.2g}."
-            )
-    return Convergence(metrics, tuple(sentences))
-
-
-def traffic_of(metrics: pd.DataFrame, questions: pd.DataFrame) -> pd.DataFrame | None:
-    """Messages by kind: those of the rounds, and of each question beyond them."""
-    sizes = ["bytes_up", "bytes_down"]
-    if not set(sizes) <= set(metrics.columns):
-        return None
-    rounds = {
-        "message": "rounds",
-        "times": len(metrics),
-        "clients": metrics["clients"].mean() if "clients" in metrics else np.nan,
-        **{name: metrics[name].sum() for name in sizes},
-    }
-    asked = [
-        {
-            "message": f"question: {name}",
-            "times": len(group),
-            "clients": group["clients"].mean(),
-            **{size: group[size].sum() for size in sizes},
-        }
-        for name, group in (questions.groupby("question", sort=False) if len(questions) else ())
-    ]
-    table = pd.DataFrame([rounds, *asked])
-    table["bytes_up_per_site"] = table["bytes_up"] / table["clients"]
-    return table
 
 
 def _facts(run: Any, rows: int, traffic: Traffic | None) -> tuple[tuple[str, str], ...]:
@@ -257,7 +216,7 @@ def _new_site(run: Any, unseen: Any, drawn: NewSite | None) -> NewSite | None:
 
 
 def _traffic(run: Any) -> Traffic | None:
-    messages = traffic_of(run.metrics, run.questions)
+    messages = messages_of(run.metrics, run.questions)
     if messages is None:
         return None
     shapes = run.upload

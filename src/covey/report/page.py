@@ -183,7 +183,7 @@ def _cell(value: object) -> Cell:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return Cell("" if value is None else str(value), None)
     if not math.isfinite(value):
-        return Cell("not known" if math.isnan(value) else str(value), "")
+        return Cell("" if math.isnan(value) else str(value), "")
     return Cell(_digits(value), repr(value))
 
 

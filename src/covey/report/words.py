@@ -95,21 +95,6 @@ def judge_k_hat(k_hat: float) -> Judgement:
     )
 
 
-def in_bytes(count: float) -> str:
-    """A number of bytes in a readable unit.
-
-    Example:
-        >>> in_bytes(3156)
-        '3.16 kB'
-    """
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"
-
-
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Names in a sentence; the first few where there are many.
 
