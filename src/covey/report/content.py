@@ -155,7 +155,7 @@ class Privacy:
 
     spent: pd.DataFrame
     by_round: pd.DataFrame
-    budget: float | None = None
+    budget: int | float | None = None
     sentences: tuple[str, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """Figures of effects: of the shared coefficients, and of the sites."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ def forest(table: pd.DataFrame, *, ratio: bool, axis: str) -> go.Figure:
         >>> float(forest(table, ratio=True, axis="odds ratio").data[0].x[0])
         1.0
     """
-    shown = _exponential(table) if ratio else table
+    shown: Any = _exponential(table) if ratio else table
     figure = go.Figure(_intervals(shown, list(table["term"]), BLUE))
     figure.add_vline(x=1 if ratio else 0, line={"color": GREY, "dash": "dot", "width": 1.5})
     figure.update_xaxes(title_text=axis)
@@ -56,7 +57,7 @@ def caterpillar(table: pd.DataFrame, *, reference: float | None, axis: str) -> g
         >>> caterpillar(table, reference=0.0, axis="").data[0].customdata.tolist()
         ['b', 'a']
     """
-    ordered = table.sort_values("mean", kind="stable")
+    ordered: Any = table.sort_values("mean", kind="stable")
     new = ordered["new"].to_numpy(bool) if "new" in ordered else np.zeros(len(ordered), bool)
     many = len(ordered) > LABELLED
     labels = np.arange(1, len(ordered) + 1) if many else ordered["client"].to_numpy()
@@ -116,11 +117,10 @@ def shrinkage(table: pd.DataFrame, *, reference: float | None, axis: str) -> go.
 
 
 def _exponential(table: pd.DataFrame) -> pd.DataFrame:
-    columns = ["mean", "q05", "q95"]
-    return table.assign(**np.exp(table[columns]))
+    return table.assign(**{name: np.exp(table[name]) for name in ("mean", "q05", "q95")})
 
 
-def _intervals(table: pd.DataFrame, labels: Sequence[object], colour: str) -> go.Scatter:
+def _intervals(table: Any, labels: Sequence[object], colour: str) -> go.Scatter:
     """Points with horizontal intervals."""
     points = _points(table["mean"], labels, colour, name="", symbol="circle")
     points.error_x = {

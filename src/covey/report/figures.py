@@ -289,7 +289,7 @@ def spread(clients: pd.DataFrame, measure: str) -> go.Figure:
     return styled(figure, height=640 if many else 110 + 28 * max(len(ordered), 3))
 
 
-def epsilons(by_round: pd.DataFrame, budget: float | None) -> go.Figure:
+def epsilons(by_round: pd.DataFrame, budget: int | float | None) -> go.Figure:
     """Epsilon after each round by accountant, and the budget.
 
     Args:

@@ -10,10 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from covey.report.content import Content, Fairness, Settings, Traffic
-from covey.report.measures import convergence_of, messages_of, pooled_measures
+from covey.report.content import Content, Settings, Traffic
+from covey.report.measures import convergence_of, fairness_of, messages_of, pooled_measures
 from covey.report.units import duration, in_bytes
-from covey.report.words import spread_in_words
 
 _RECENT = 20  # rounds that tell how long the next ones take
 
@@ -104,8 +103,9 @@ def content_of_files(directory: Path) -> Content:
     if newest := pooled_measures(state.metrics):
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in newest.items())
         sentences.append(f"Newest measures: {shown}.")
-    fairness = _fairness(directory / "clients.parquet")
-    messages = messages_of(state.metrics, pd.DataFrame())
+    clients = directory / "clients.parquet"
+    fairness = fairness_of(pd.read_parquet(clients), "evaluated") if clients.exists() else None
+    messages: Any = messages_of(state.metrics, pd.DataFrame())
     facts = [("rounds", f"{state.round}{of}"), ("method", state.method)]
     if messages is not None:
         facts.append(("sent by all sites", in_bytes(messages["bytes_up"].sum())))
@@ -153,14 +153,3 @@ def _is_held(lock: Path) -> bool:
     except PermissionError:  # the process of another user
         return True
     return True
-
-
-def _fairness(path: Path) -> Fairness | None:
-    if not path.exists():
-        return None
-    clients = pd.read_parquet(path).drop(columns="client")
-    measure = "accuracy" if "accuracy" in clients else "nll"
-    if measure not in clients or not clients[measure].notna().any():
-        return None
-    words = spread_in_words(clients[measure], clients["name"], measure)
-    return Fairness(clients, measure, "evaluated", (f"At the last evaluation, {words}",))

@@ -20,10 +20,10 @@ from covey.report.content import (
     Settings,
     Traffic,
 )
-from covey.report.measures import convergence_of, messages_of
+from covey.report.measures import convergence_of, fairness_of, messages_of
 from covey.report.posterior_parts import PosteriorParts, posterior_parts
 from covey.report.units import in_bytes
-from covey.report.words import listed, spread_in_words
+from covey.report.words import listed
 
 _FEWEST_ROWS = 10  # of a bin: a bin of one row would be about one person
 SCALES: dict[str, Scale] = {
@@ -126,7 +126,8 @@ def _family(run: Any, settings: str) -> str:
         return "bernoulli"
     model = re.search(r"^\[model\]\s*\nname = \"(\w+)\"", settings, re.MULTILINE)
     name = model[1] if model else ""
-    return next((family for family in SCALES if family in name), "gaussian")
+    known = sorted(SCALES, key=len, reverse=True)  # negative_binomial before binomial
+    return next((family for family in known if family in name), "gaussian")
 
 
 def _evaluated(run: Any) -> tuple[Fairness | None, Calibration | None]:
@@ -134,13 +135,8 @@ def _evaluated(run: Any) -> tuple[Fairness | None, Calibration | None]:
     if not any(name.startswith(f"{run.split}_") for name in run.metrics.columns):
         return None, None
     evaluation = run.evaluation
-    clients = evaluation.clients.drop(columns="client")
-    measure = "accuracy" if "accuracy" in clients else "nll"
-    if measure not in clients or not clients[measure].notna().any():
-        return None, None
-    words = spread_in_words(clients[measure], clients["name"], measure)
-    fairness = Fairness(clients, measure, run.split, (f"On {run.split} rows, {words}",))
-    if "ece" not in evaluation.metrics:
+    fairness = fairness_of(evaluation.clients, run.split)
+    if fairness is None or "ece" not in evaluation.metrics:
         return fairness, None
     errors = evaluation.calibration_errors
     calibration = Calibration(
@@ -168,7 +164,7 @@ def _bins(table: pd.DataFrame) -> pd.DataFrame:
             "count": count,
         }
     ).groupby(group)
-    total = sums.sum()
+    total: Any = sums.sum()
     low, high = share_interval(total["observed"].to_numpy(), total["count"].to_numpy())
     bins = total[["predicted", "observed"]].div(total["count"], axis="index")
     return bins.assign(q05=low, q95=high, count=total["count"]).reset_index(drop=True)
@@ -221,7 +217,7 @@ def _traffic(run: Any) -> Traffic | None:
         return None
     shapes = run.upload
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    parts = pd.DataFrame(
+    parts: Any = pd.DataFrame(
         [
             {
                 "part": jax.tree_util.keystr(path, simple=True, separator=".") or "values",

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from covey.report.content import Convergence
+from covey.report.content import Convergence, Fairness
 from covey.report.figures import measures_of
+from covey.report.words import spread_in_words
 
 _SIZES = ["bytes_up", "bytes_down"]
 
@@ -74,3 +75,20 @@ def pooled_measures(metrics: pd.DataFrame) -> dict[str, float]:
     """The newest value of each measure over all rows, e.g. `validation_accuracy`."""
     names = [name for name in measures_of(metrics) if not name.startswith(("bits", "bytes"))]
     return {name: float(metrics[name].dropna().iloc[-1]) for name in names}
+
+
+def fairness_of(clients: Any, split: str) -> Fairness | None:
+    """How well each site is served, by accuracy where there is one, else by likelihood.
+
+    Args:
+        clients: One row per site, as `run.clients`.
+        split: The rows that were evaluated, e.g. "test".
+
+    Returns:
+        The section; None where no site has a measure.
+    """
+    measure = "accuracy" if "accuracy" in clients else "nll"
+    if measure not in clients or not clients[measure].notna().any():
+        return None
+    words = spread_in_words(clients[measure], clients["name"], measure)
+    return Fairness(clients.drop(columns="client"), measure, split, (f"On {split} rows, {words}",))

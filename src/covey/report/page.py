@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -88,7 +88,8 @@ def write_page(path: Path, title: str, shown: Sequence[go.Figure]) -> None:
     """
     sections = []
     for index, figure in enumerate(shown):
-        heading = str(figure.layout.title.text or f"Figure {index + 1}")
+        layout: Any = figure.layout
+        heading = str(layout.title.text or f"Figure {index + 1}")
         plain = go.Figure(figure).update_layout(title=None)
         sections.append(Section(f"figure-{index + 1}", heading, blocks=(Plot("", plain, heading),)))
     atomic_files.write(path, _rendered(Content(title), sections).encode())
@@ -187,7 +188,7 @@ def _cell(value: object) -> Cell:
     return Cell(_digits(value), repr(value))
 
 
-def _digits(value: float) -> str:
+def _digits(value: int | float) -> str:
     """Four significant digits; counts in full."""
     if value == int(value) and abs(value) < 1e15:
         return str(int(value))

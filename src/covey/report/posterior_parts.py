@@ -92,7 +92,7 @@ def _shared_part(run: Any, scale: Scale) -> tuple[PosteriorParts, dict[str, np.n
     from covey.inference.trace import summarise  # ArviZ takes seconds to import
 
     table = _renamed(summarise(trace))
-    features = set(run.data.spec.features or ())
+    features = list(run.data.spec.features or ())
     own = table["term"].isin(features) if features else table["parameter"].str.match(_COLUMN)
     coefficients, rest = table[own], table[~own]
     if not own.any() and len(table):
@@ -121,8 +121,8 @@ def _sites_part(
 ) -> PosteriorParts:
     from covey.inference.trace import summarise
 
-    table = summarise(run.posterior.clients.trace(_CLIENT_DRAWS))
-    table = _renamed(table.reset_index("client"))
+    drawn_clients: Any = summarise(run.posterior.clients.trace(_CLIENT_DRAWS))
+    table = _renamed(drawn_clients.reset_index("client"))
     known = {} if parts.shared is None else _means(parts.shared)
     effects = table[["client", "term", "mean", "sd", "q05", "q95"]].reset_index(drop=True)
     terms = list(dict.fromkeys(effects["term"]))
@@ -138,7 +138,7 @@ def _sites_part(
     return replace(parts, sites=sites, new_site=new, sentences=(*parts.sentences, sentence))
 
 
-def _renamed(table: pd.DataFrame) -> pd.DataFrame:
+def _renamed(table: Any) -> Any:
     """A summary in the columns of a report."""
     table = table.rename(columns={"lower_90": "q05", "upper_90": "q95"}).reset_index()
     table["term"] = [term_of(name) for name in table["parameter"]]
@@ -198,7 +198,8 @@ def effects_in_words(shared: SharedEffects) -> str:
         >>> effects_in_words(SharedEffects(pd.DataFrame(row), pd.DataFrame(), "odds ratio"))
         'Of 1 odds ratios, the 90 % interval excludes 1 for: age 2.01 (1.65 to 2.46).'
     """
-    table, ratio = shared.coefficients, shared.scale != "coefficient"
+    table: Any = shared.coefficients
+    ratio = shared.scale != "coefficient"
     if not len(table):
         return ""
     clear = table[(table["q05"] > 0) | (table["q95"] < 0)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -122,31 +123,27 @@ def _shared(shared: SharedEffects) -> Section:
 
 
 def _with_ratio(table: pd.DataFrame, shared: SharedEffects) -> pd.DataFrame:
-    """The table with what a unit is, and ratios beside coefficients."""
-    units = dict(shared.units)
-    shown = table.copy()
-    if units:
-        shown.insert(1, "unit", [units.get(term, "1") for term in table["term"]])
-    if shared.scale == "coefficient":
-        return shown
-    for name, column in (("", "mean"), (" 5 %", "q05"), (" 95 %", "q95")):
-        shown.insert(shown.columns.get_loc("mean"), f"{shared.scale}{name}", np.exp(table[column]))
-    order = [f"{shared.scale}{name}" for name in ("", " 5 %", " 95 %")]
-    rest = [name for name in shown.columns if name not in order]
-    first = rest.index("mean")
-    return shown[[*rest[:first], *order, *rest[first:]]]
+    """The table with what a unit is, and ratios before coefficients."""
+    columns: dict[str, object] = {"term": table["term"]}
+    if shared.units:
+        units = dict(shared.units)
+        columns["unit"] = [units.get(term, "1") for term in table["term"]]
+    if shared.scale != "coefficient":
+        for name, column in (("", "mean"), (" 5 %", "q05"), (" 95 %", "q95")):
+            columns[f"{shared.scale}{name}"] = np.exp(table[column])
+    return pd.DataFrame(columns | {name: table[name] for name in table.columns[1:]})
 
 
 def _sites(sites: SiteEffects, new: NewSite | None) -> Section:
-    reference = dict(sites.reference)
+    reference, effects, alone = dict(sites.reference), _any(sites.effects), _any(sites.alone)
     blocks: list[Plot | Table] = []
-    terms = list(dict.fromkeys(sites.effects["term"]))
+    terms = list(dict.fromkeys(effects["term"]))
     population = None if new is None else new.effects
     for term in terms[:_PLOTTED_TERMS]:
-        of_term = sites.effects[sites.effects["term"] == term].assign(new=False)
+        of_term = effects[effects["term"] == term].assign(new=False)
         if population is not None and (population["term"] == term).any():
             row = population[population["term"] == term].assign(client="a new site", new=True)
-            of_term = pd.concat([of_term, row], ignore_index=True)
+            of_term = _any(pd.concat([of_term, row], ignore_index=True))
         ordered = of_term[~of_term["new"]].sort_values("mean")
         alt = (
             f"Sites sorted by {term}, with 90 % intervals: lowest {ordered['client'].iloc[0]} "
@@ -158,9 +155,9 @@ def _sites(sites: SiteEffects, new: NewSite | None) -> Section:
         )
         blocks.append(Plot(f"Sites by {term}", figure, alt))
     blocks.append(Table("sites", f"Parameters of each site: {sites.kind}", sites.effects))
-    if sites.alone is not None:
-        for term in [term for term in terms if (sites.alone["term"] == term).any()][:2]:
-            of_term = sites.alone[sites.alone["term"] == term]
+    if alone is not None:
+        for term in [term for term in terms if (alone["term"] == term).any()][:2]:
+            of_term = alone[alone["term"] == term]
             move = (of_term["together"] - of_term["alone"]).abs().mean()
             alt = (
                 f"{term} of each site estimated alone and together: estimates move by {move:.3g} "
@@ -170,7 +167,7 @@ def _sites(sites: SiteEffects, new: NewSite | None) -> Section:
                 of_term, reference=reference.get(term), axis=f"{term}: {sites.kind}"
             )
             blocks.append(Plot(f"From alone to together: {term}", figure, alt))
-        blocks.append(Table("alone", "Estimates of each site alone and together", sites.alone))
+        blocks.append(Table("alone", "Estimates of each site alone and together", alone))
     return Section("sites", "Sites", sites.sentences, tuple(blocks))
 
 
@@ -186,7 +183,7 @@ def _new_site(new: NewSite) -> Section:
 def _calibration(found: Calibration) -> Section:
     blocks: list[Plot | Table] = []
     if found.bins is not None:
-        filled = found.bins[found.bins["count"] > 0]
+        filled = _any(found.bins)[found.bins["count"] > 0]
         gap = (filled["predicted"] - filled["observed"]).abs() * filled["count"]
         alt = (
             f"{found.observed} against {found.predicted} in {len(filled)} bins: they differ by "
@@ -272,7 +269,7 @@ def _convergence(convergence: Convergence) -> Section:
     alt = f"{', '.join(names)} by round. All values are in the table below."
     blocks = (
         Plot("Curves", figures.curves(metrics), _upper(alt)),
-        Table("metrics", "Measures by round", metrics[_reading_order(metrics)]),
+        Table("metrics", "Measures by round", _any(metrics)[_reading_order(metrics)]),
     )
     return Section("convergence", "Convergence over rounds", convergence.sentences, blocks)
 
@@ -291,6 +288,11 @@ def _reading_order(metrics: pd.DataFrame) -> list[str]:
     """Columns of the metrics: the round, measures, then what only counts."""
     first = ["round", *figures.measures_of(metrics)]
     return [*first, *(name for name in metrics.columns if name not in first)]
+
+
+def _any(frame: pd.DataFrame | None) -> Any:
+    """A frame whose selections are frames: pandas' types say that they may be columns."""
+    return frame
 
 
 def _upper(text: str) -> str:

@@ -1,7 +1,9 @@
 """Durations and sizes in words."""
 
+from typing import Any
 
-def in_bytes(count: float) -> str:
+
+def in_bytes(count: Any) -> str:
     """A number of bytes in a readable unit.
 
     Example:
@@ -16,7 +18,7 @@ def in_bytes(count: float) -> str:
     return f"{amount:.3g} TB"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     """Seconds in the words of a clock.
 
     Example:

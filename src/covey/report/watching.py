@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -69,7 +71,7 @@ def shown(state: RunState) -> Group:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in pooled_measures(state.metrics).items():
         table.add_row(Text(name.replace("_", " ")), Text(f"{value:.4g}"))
-    messages = messages_of(state.metrics, state.metrics[:0])
+    messages: Any = messages_of(state.metrics, pd.DataFrame())
     if messages is not None:
         table.add_row(Text("sent by all sites"), Text(in_bytes(messages["bytes_up"].sum())))
     if table.row_count:

@@ -1,7 +1,7 @@
 """Diagnostics and sizes in sentences, for readers who do not know their thresholds."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,10 +32,9 @@ def judge_chains(diagnostics: pd.DataFrame) -> list[Judgement]:
         >>> judge_chains(table.assign(ess_bulk=12.0, ess_tail=40.0))[0].sentence
         'The chains disagree: R-hat is 1.2 for age (good is below 1.05). Draw more.'
     """
-    r_hat = diagnostics.set_index("parameter")["r_hat"].dropna()
-    effective = (
-        diagnostics.set_index("parameter")[["ess_bulk", "ess_tail"]].min(axis="columns").dropna()
-    )
+    table: Any = diagnostics.set_index("parameter")
+    r_hat = table["r_hat"].dropna()
+    effective = table[["ess_bulk", "ess_tail"]].min(axis="columns").dropna()
     found = []
     if len(r_hat) and r_hat.max() > HIGHEST_R_HAT:
         at = f"R-hat is {r_hat.max():.3g} for {r_hat.idxmax()}"
