@@ -1,5 +1,10 @@
 """Covey: federated Bayesian inference over data that never leaves its owner.
 
+A formula and one table per site, for those who know lme4:
+
+    found = covey.fit("ill ~ age + sex + (1 | hospital)", "hospitals/")
+    found.summary()
+
 A run takes a method with its model and the rows of clients:
 
     data, _ = covey.load("heart_disease").split(test=0.2, seed=1).standardised()
@@ -32,6 +37,7 @@ Methods. Each is a factory that takes a model; `help(covey.fedavg)` has its opti
         pfedme       pFedMe: personal models near a shared one
 
 Data and runs
+    fit, Fit, load_fit  a formula on one table per site; what was found; a fit that was saved
     load               a public data set by name
     FederatedData      the rows of clients
     run, Run           run a method; its metrics, posterior, predictions and evaluations
@@ -89,6 +95,9 @@ if TYPE_CHECKING:
     from covey.datasets.loaders import load
     from covey.estimators.imputer import FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture
+    from covey.fitting.fit import fit
+    from covey.fitting.result import Fit
+    from covey.fitting.store import load_fit
     from covey.runs.launch import run
     from covey.runs.run import Run
 
@@ -98,6 +107,7 @@ __all__ = [
     "FederatedData",
     "FederatedGaussianMixture",
     "FederatedImputer",
+    "Fit",
     "Run",
     "__version__",
     "apfl",
@@ -117,9 +127,11 @@ __all__ = [
     "fedpop",
     "fedprox",
     "fedrep",
+    "fit",
     "inference",
     "kernels",
     "load",
+    "load_fit",
     "local",
     "marginal",
     "mb_sgd",
@@ -141,10 +153,13 @@ _ELSEWHERE = {  # the rest are modules of the package, or methods in the file of
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
     "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
+    "Fit": "covey.fitting.result:Fit",
     "Run": "covey.runs.run:Run",
     "choose_components": "covey.config.model_selection:choose_components",
     "cohort": "covey.core.cohort",
+    "fit": "covey.fitting.fit:fit",
     "load": "covey.datasets.loaders:load",
+    "load_fit": "covey.fitting.store:load_fit",
     "run": "covey.runs.launch:run",
 }
 _MODULES = ("channel", "data", "inference", "kernels", "models", "privacy", "testing", "topology")

@@ -11,6 +11,7 @@ import covey
 from covey import models
 from covey.algorithms import marginal_fit
 from covey.algorithms.marginal import marginal
+from covey.core.algorithm import Empty
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.kernels.pareto_smoothing import Weighted
@@ -66,13 +67,32 @@ def test_separated_classes_are_told():
         x = random.normal(size=(6, 2))
         made[str(index)] = x, (x[:, 0] > 0).astype(int)
     data = FederatedData.from_clients(made, features=["age", "dose"], classes=2)
-    run = fit(models.logistic(), data)
-    with pytest.warns(UserWarning, match=r"weights\[age\].* run away.* separated.*Give prior="):
+    told = r"weights\[age\].* run away.* separated.*Give prior="
+    with pytest.warns(UserWarning, match=told):  # predictions are as wrong as the estimates
+        run = fit(models.logistic(), data)
+    with pytest.warns(UserWarning, match=told):
         _ = run.posterior.shared.law
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         law = fit(models.logistic(), data, prior=2.5).posterior.shared.law
     assert 1 < law.table()["estimate"]["weights[age]"] < 10
+
+
+@pytest.mark.parametrize(("estimate", "floats"), [("ml", 47), ("reml", 173)])
+def test_an_upload_has_triangles_of_symmetric_matrices(estimate, floats):
+    """Eight parameters: value, gain, rows, 8 of the gradient and 36 of the Hessian; REML also sends
+    the 21 of X'V^-1 X with 2 first and 3 second derivatives of each.
+    """
+    random = np.random.default_rng(0)
+    data = FederatedData.from_clients(
+        {str(i): (random.normal(size=(4, 5)), random.normal(size=4)) for i in range(3)}
+    )
+    method = marginal(models.mixed_linear(), estimate=estimate)
+    down = method.broadcast(method.init(jax.random.key(0), data.spec))
+    up = jax.eval_shape(
+        lambda: method.client(jax.random.key(0), down, Empty(), data.shard(0, "train")).up
+    )
+    assert sum(leaf.size for leaf in jax.tree.leaves(up)) == floats
 
 
 def test_one_client_is_told():

@@ -143,7 +143,7 @@ def test_engines_agree(data):
 
 def test_peers_are_refused(data):
     method = marginal(models.mixed_linear(scale=NOISE))
-    with pytest.raises(ValueError, match="peers"):
+    with pytest.raises(ValueError, match=r"between peers: .*'simulate' or 'loop'.*fedpop"):
         covey.run(method, data, rounds=3, engine="peers", progress=False)
 
 

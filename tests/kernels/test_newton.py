@@ -20,7 +20,7 @@ def follow(function, start, frame, rounds, limited=None):
         gradient, hessian = jax.grad(function)(state.trial), jax.hessian(function)(state.trial)
         gain = function(state.trial) - function(state.point)
         derivatives = (state.frame.T @ gradient, state.frame.T @ hessian @ state.frame)
-        return climb(state, gain, *derivatives, first=first, limited=where)
+        return climb(state, gain, *derivatives, first=first, limited=where, epsilon=0.0)
 
     for number in range(rounds):
         state = step(state, jnp.bool_(number == 0))

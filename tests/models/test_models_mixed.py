@@ -225,3 +225,50 @@ def test_noise_that_is_not_given_is_learned():
     residual = y - (X @ PHI.weight + PHI.bias + 0.3)
     np.testing.assert_allclose(score.log_scale, np.sum((residual / 0.7) ** 2 - 1), rtol=1e-4)
     np.testing.assert_allclose(model.coefficients(phi, jnp.array([0.3]))["noise"], 0.7, rtol=1e-6)
+
+
+NAMED = SPEC._replace(features=("age", "dose", "sex"))
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("random_intercept", [True, False])
+def test_intercepts_can_be_left_out(intercept, random_intercept):
+    """As `0 + ...` does in a formula; a column may have a random slope and no weight."""
+    model = models.mixed_linear(
+        scale=0.5,
+        slopes=("sex", "age"),
+        intercept=intercept,
+        random_intercept=random_intercept,
+        random_only=("sex",),
+    )
+    phi, none = model.init(KEY, NAMED), model.init_effects(KEY, NAMED)
+    assert len(none) == 2 + random_intercept
+    phi = phi._replace(weight=jnp.array([0.5, -1.0]), bias=jnp.array(0.2) if intercept else None)
+    z = jnp.asarray(RNG.normal(size=len(none)), jnp.float32)
+    x = np.asarray(X)
+    exact = 0.5 * x[:, 0] - x[:, 1] + 0.2 * intercept
+    np.testing.assert_allclose(model.predictive(phi, 0 * z, X).mean, exact, rtol=1e-5, atol=1e-6)
+    exact = exact + x[:, 2] * z[-2] + x[:, 0] * z[-1] + (z[0] if random_intercept else 0.0)
+    np.testing.assert_allclose(model.predictive(phi, z, X).mean, exact, rtol=1e-5, atol=1e-6)
+    named, own = model.coefficients(phi, z), model.describe(phi, z)
+    assert ("intercept" in named) == intercept
+    assert ("intercept" in own) == (intercept or random_intercept)
+    np.testing.assert_allclose(named["weights"], [0.5 + z[-1], -1.0], rtol=1e-6)
+    np.testing.assert_allclose(own["slopes"], [z[-2], 0.5 + z[-1]], rtol=1e-6)
+    axes = model.axes(NAMED)
+    assert axes["weights"].labels == ("age", "dose")
+    assert axes["effects"].labels == ("intercept",) * random_intercept + ("sex", "age")
+
+
+def test_a_column_without_a_weight_needs_a_random_slope():
+    with pytest.raises(ValueError, match="random_only has 'age', which is none of the slopes"):
+        models.mixed_poisson(slopes=("dose",), random_only=("age",))
+
+
+def test_a_regression_without_an_intercept():
+    model = models.linear(intercept=False)
+    params = model.init(KEY, NAMED)._replace(weight=jnp.array([0.5, -1.0, 2.0]))
+    exact = np.asarray(X) @ [0.5, -1.0, 2.0]
+    np.testing.assert_allclose(model.predictive(params, X).mean, exact, rtol=1e-5, atol=1e-6)
+    assert params.bias is None
+    assert "bias" not in model.describe(params)

@@ -241,13 +241,12 @@ def _warn(method: Algorithm, state: State, theta: Population, zero: np.ndarray, 
 
     shared = method.posterior.shared
     assert isinstance(shared, Approximation)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         law = shared.fit(Published(state), spec, never)
-    for one in said:
-        if "runs away" in (text := str(one.message)):
-            text = text.replace("marginal:", "fedpop:").replace("prior=", "phi_prior=")
-            warnings.warn(text, stacklevel=2)
+    for text in method.hooks.cautions(state, spec) if method.hooks.cautions else ():
+        text = text.replace("marginal:", "fedpop:").replace("prior=", "phi_prior=")
+        warnings.warn(text, stacklevel=2)
     if not zero.any():
         return
     held = np.round(np.exp(theta.beta.log_scale), 4).tolist()

@@ -10,14 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from covey.algorithms import marginal_rounds as rounds
-from covey.algorithms.marginal_checks import check_options, check_prior, need_everyone
+from covey.algorithms.marginal_checks import (
+    NEEDS_SERVER,
+    NOT_FINITE,
+    check_options,
+    check_prior,
+    need_everyone,
+)
 from covey.algorithms.marginal_client import (
     answer_gains,
     answer_left_out,
     client_rows,
     draws_of_effects,
 )
-from covey.algorithms.marginal_fit import draw_law, fit_law, publish_law
+from covey.algorithms.marginal_fit import cautions, draw_law, fit_law, publish_law
 from covey.algorithms.marginal_parameters import (
     Coordinates,
     Covariance,
@@ -62,9 +68,11 @@ def marginal(
 
     with gradient and Hessian by theta = (phi, L). The server sums them and takes Newton steps; a
     step that does not gain is taken back, which costs a round. The first round finds where to
-    start. All clients must take part in every round: a round in which one is missing is repeated.
+    start. All clients must take part in every round: a round in which one is missing is repeated,
+    and a run without `rounds=` ends after a few of these, with a warning that names the client.
     The estimates are those of pooled data; with `nodes=1` they are those of lme4. Columns may have
-    any units. Without `rounds=`, a run ends once the maximum is found (`run.metrics["settled"]`).
+    any units. Without `rounds=`, a run ends once the maximum is found (`run.metrics["settled"]`),
+    or with a warning after 100 rounds without one.
     `run.posterior.shared` then is
 
         "ml", "reml"   the Gaussian distribution at the maximum with the inverse Hessian;
@@ -86,7 +94,8 @@ def marginal(
     are all that the server uses: let them be summed securely where the server is not trusted, and
     use `min_rows` to keep clients with very few rows out. There is no privacy accounting.
 
-    Without a server (engine="peers") there are no sums over all clients, and it is refused.
+    Without a server (engine="peers") there are no sums over all clients, and it is refused; the
+    error says what runs between peers instead.
 
     Args:
         model: A mixed model with up to 10 effects, e.g. `covey.models.mixed_logistic()`, or a
@@ -166,7 +175,14 @@ def marginal(
             axes=partial(labels_of, mixed),
         ),
         hooks=Hooks(
-            validate=need_everyone, adapt_before_evaluation=True, unsettled=rounds.unsettled
+            validate=need_everyone,
+            diagnose=lambda down, data: NOT_FINITE,
+            adapt_before_evaluation=True,
+            unsettled=rounds.unsettled,
+            given_up=rounds.given_up,
+            waiting=lambda state: int(state.waited),
+            cautions=partial(cautions, settings),
+            needs_server=NEEDS_SERVER,
         ),
     )
 

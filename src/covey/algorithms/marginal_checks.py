@@ -15,8 +15,17 @@ from covey.core.shard import Spec
 from covey.models.mixed import MixedModel
 
 MOST_EFFECTS = 10
-MOST_PARAMETERS = 1000  # a client sends a matrix of their number squared
+MOST_PARAMETERS = 1000  # a client sends half of a matrix with so many rows and columns
 MOST_POINTS = 1000  # of a quadrature grid
+NOT_FINITE = (
+    "its likelihood is not finite: look for outcomes that the model does not allow and for extreme "
+    "values in its columns, or leave it out (data.hold_out)"
+)
+NEEDS_SERVER = (
+    "it adds up exact terms of all clients, which takes a server; use engine='simulate' or 'loop', "
+    "or between peers covey.fedpop(model, step_size=..., phi_optimizer=optax.sgd(...), "
+    "beta_optimizer=optax.sgd(...)), or covey.fedavg for a model without effects"
+)
 
 
 def check_options(

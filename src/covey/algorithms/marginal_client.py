@@ -19,6 +19,7 @@ from covey.kernels import linear_gaussian
 from covey.kernels.laplace import Jet, draw_effects, jet, log_marginal, mode
 from covey.kernels.pareto_smoothing import HIGHEST_K, smoothed
 from covey.kernels.precision import in_double
+from covey.kernels.triangle import packed
 from covey.models.mixed import MixedModel
 from covey.models.predictive import Normal
 
@@ -44,12 +45,12 @@ class Term(NamedTuple):
 
 class Information(NamedTuple):
     """X'V^-1 X in a well-conditioned basis, and its first and second derivatives by the parameters
-    of V.
+    of V; upper triangles of what is symmetric.
     """
 
-    value: Float[Array, "p p"]
-    first: Float[Array, "p p m"]
-    second: Float[Array, "p p m m"]
+    value: Float[Array, " beta"]
+    first: Float[Array, "beta m"]
+    second: Float[Array, "beta pairs"]
 
 
 def client_rows(data: Shard, min_rows: int = 0) -> Batch:
@@ -188,11 +189,12 @@ def information_jet(
     information, (beta, others) = term.information, coefficients_of(theta)
 
     def of(values):
-        return basis.T @ information(flat.at[others].set(values))[np.ix_(beta, beta)] @ basis
+        of_beta = information(flat.at[others].set(values))[np.ix_(beta, beta)]
+        return packed(basis.T @ of_beta @ basis)
 
     at = flat[others]
     first = jax.jacfwd(of)
-    return Information(of(at), first(at), jax.jacfwd(first)(at))
+    return Information(of(at), first(at), packed(jax.jacfwd(first)(at)))
 
 
 def coefficients_of(theta: Theta) -> tuple[np.ndarray, np.ndarray]:

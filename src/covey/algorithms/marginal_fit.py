@@ -73,9 +73,11 @@ def publish_law(published: Published, law: Law) -> Published:
 
 
 def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
-    """Draws of the parameters as users know them; NaN where the data do not determine one."""
+    """Draws of the parameters as users know them; NaN where the data do not determine one, and
+    everywhere while the maximum is not found.
+    """
     drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
-    bad = np.isin(law.names, law.unknown)
+    bad = np.isin(law.names, law.unknown) | (not law.settled)
     sizes = {name: int(np.prod(leaf.shape[1:])) for name, leaf in drawn.items()}
     ends = np.cumsum(list(sizes.values()))[:-1]
     masks = dict(zip(sizes, np.split(bad, ends), strict=True))
@@ -206,21 +208,38 @@ def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted
     return sample
 
 
+def cautions(settings: Settings, state: State, spec: Spec) -> list[str]:
+    """What is wrong with the estimates themselves, so that predictions are as well.
+
+    Args:
+        settings: Those of the method.
+        state: The server's state at the end of a run.
+        spec: Shapes and names of the rows.
+
+    Returns:
+        One text each; none before the parameters were evaluated.
+    """
+    runaways = _runaways(settings, state, spec) if int(state.round) > 1 else []
+    if not runaways:
+        return []
+    return [
+        f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
+        "data are separated, some columns predict the outcome without error, and there is no "
+        "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
+        "columns of standard deviation 1"
+    ]
+
+
 def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
     if not law.settled:
         warnings.warn(
-            f"marginal has not found the maximum after {int(state.round)} rounds; run more, e.g. "
-            "run.advance(10), and look at run.metrics",
+            f"marginal has not found the maximum after {int(state.round)} rounds, and draws and "
+            "standard errors are NaN until it has; run more, e.g. run.advance(10), and look at "
+            "run.metrics",
             stacklevel=3,
         )
-    if runaways := _runaways(settings, state, spec):
-        warnings.warn(
-            f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
-            "data are separated, some columns predict the outcome without error, and there is no "
-            "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
-            "columns of standard deviation 1",
-            stacklevel=3,
-        )
+    for text in cautions(settings, state, spec):
+        warnings.warn(text, stacklevel=3)
     if law.unknown:
         warnings.warn(
             f"marginal: the data do not determine {_some(law.unknown)}: these columns are "

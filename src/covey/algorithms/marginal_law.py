@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Key
 
 from covey.algorithms.marginal_client import LeftOut
+from covey.algorithms.marginal_parameters import POSITIVE
 from covey.kernels.pareto_smoothing import Weighted, systematic
 
 
@@ -156,7 +157,7 @@ class Law(NamedTuple):
         return LeaveOneOut(total, float(np.sqrt(count * variance)), int(sums.unreliable))
 
     def _coefficients(self) -> tuple[str, ...]:
-        kinds = ("sd", "cor", "noise")
+        kinds = ("sd", "cor", *POSITIVE)
         return tuple(name for name in self.names if name.partition("[")[0] not in kinds)
 
     def points(self, key: Key[Array, ""], count: int) -> Float[np.ndarray, "count k"]:
@@ -176,7 +177,8 @@ class Law(NamedTuple):
             For "ml" and "reml": `estimate`, `se`, `lower` and `upper`. Intervals are Gaussian for
             coefficients, for logarithms of standard deviations, and for Fisher's z of correlations.
             For "posterior": `mean`, `sd` and quantiles of the posterior. NaN where the data do not
-            determine a parameter.
+            determine a parameter; errors and intervals also while the maximum is not found, when
+            `estimate` is the best point so far.
         """
         from scipy.stats import norm
 
@@ -197,6 +199,8 @@ class Law(NamedTuple):
         )
         table.loc[[*self.unknown, *self.zero], ["se", "lower", "upper"]] = np.nan
         table.loc[list(self.unknown), "estimate"] = np.nan
+        if not self.settled:
+            table[["se", "lower", "upper"]] = np.nan
         return table
 
     def _posterior_table(self, probability: float) -> pd.DataFrame:
@@ -221,7 +225,7 @@ class Law(NamedTuple):
 
 def _curves(kind: np.ndarray, estimate: np.ndarray):
     """Where intervals are Gaussian: the values there, the way back, and the derivative."""
-    positive, bounded = np.isin(kind, ("sd", "noise")), kind == "cor"
+    positive, bounded = np.isin(kind, ("sd", *POSITIVE)), kind == "cor"
     with np.errstate(all="ignore"):
         there = np.where(positive, np.log(np.abs(estimate)), estimate)
         there = np.where(bounded, np.arctanh(np.clip(estimate, -1, 1)), there)

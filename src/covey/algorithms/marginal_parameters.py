@@ -21,6 +21,7 @@ Covariance: TypeAlias = Literal["full", "diagonal"]
 Estimate: TypeAlias = Literal["ml", "reml", "posterior"]
 LogPrior: TypeAlias = Callable[[dict[str, Array]], Float[Array, ""]]
 
+POSITIVE = ("noise", "dispersion", "group_deviation")  # described values with a logarithm in phi
 _WEAK = 2.5  # weakly informative standard deviations, in units that the data give
 _FREEDOM = 3.0  # degrees of freedom of the half Student t prior of the effects' deviations
 _CONCENTRATION = 2.0  # of the LKJ prior of their correlations
@@ -271,7 +272,8 @@ def log_prior(
         value -= jnp.sum((flat / scales.phi) ** 2) / 2
     if callable(prior) and posterior:
         value += coordinates.log_jacobian(theta.root, unit) if theta.root.size else 0.0
-        return value + (jnp.log(known["noise"]) if "noise" in known else 0.0)
+        # These are exponentials of the parameters.
+        return value + sum(jnp.log(known[name]) for name in POSITIVE if name in known)
     if callable(prior):
         return value
     return value + _effects_prior(coordinates, theta, unit, scales, posterior=posterior)

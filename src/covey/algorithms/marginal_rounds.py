@@ -34,9 +34,10 @@ from covey.core.shard import Batch, Shard, Spec
 from covey.kernels.laplace import Jet, jet
 from covey.kernels.newton import begin, climb
 from covey.kernels.precision import in_double
+from covey.kernels.triangle import packed, unpacked
 
 _BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
-MOST_ROUNDS = 100  # after which a run without a number of rounds gives up
+MOST_ROUNDS = 100  # after which a run gives up
 _START = 0.5  # deviations of effects at the start, in units of the linear predictor
 
 
@@ -72,8 +73,8 @@ class Up(NamedTuple):
         gain: The value minus that at the best point.
         rows: Its number of rows. First round: `Moments.weight`.
         gradient: In the frame. First round: `Moments.score`.
-        hessian: In the frame. First round: `Moments.information`, and `Moments.effects` on the
-            diagonal.
+        hessian: In the frame, its upper triangle. First round: `Moments.information`, and
+            `Moments.effects` on the diagonal.
         information: X'V^-1 X with derivatives, for REML.
     """
 
@@ -81,7 +82,7 @@ class Up(NamedTuple):
     gain: Float[Array, ""]
     rows: Float[Array, ""]
     gradient: Float[Array, " k"]
-    hessian: Float[Array, "k k"]
+    hessian: Float[Array, " pairs"]
     information: Information | Empty
 
 
@@ -131,6 +132,7 @@ def init(settings: Settings, key, spec: Spec) -> State:
         basis=jnp.eye(len(beta)) if settings.estimate == "reml" else Empty(),
         clients=jnp.asarray(spec.clients or 0, float),
         round=jnp.int32(0),
+        waited=jnp.int32(0),
         seed=jax.random.bits(jax.random.fold_in(key, 1), (), jnp.uint32),
     )
 
@@ -171,14 +173,14 @@ def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Arra
     information: Information | Empty = Empty()
     if isinstance(down.basis, jax.Array):
         (beta, others), zeros = coefficients_of(down.trial), jnp.zeros
-        p, m = len(beta), len(others)
-        information = Information(zeros((p, p)), zeros((p, p, m)), zeros((p, p, m, m)))
+        p, m = (count * (count + 1) // 2 for count in (len(beta), len(others)))
+        information = Information(zeros(p), zeros((p, len(others))), zeros((p, m)))
     up = Up(
         of.squares,
         jnp.zeros(()),
         of.weight,
         jnp.zeros(size).at[:shared].set(of.score),
-        hessian,
+        packed(hessian),
         information,
     )
     return up, -jnp.sum(jnp.where(batch.mask, each, 0.0))
@@ -186,7 +188,7 @@ def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Arra
 
 def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
     """A client's marginal likelihood with derivatives. A likelihood that is not finite is reported
-    as a bad step, not as a failure.
+    as a bad step, not as a failure; at the start, where there is no step to take back, as it is.
     """
     term = client_term(settings, down.trial, down.unit, batch)
     (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
@@ -200,36 +202,40 @@ def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
         gain,
         rows,
         down.frame.T @ found.gradient,
-        down.frame.T @ found.hessian @ down.frame,
+        packed(down.frame.T @ found.hessian @ down.frame),
         information,
     )
     # Also finite once they are sent in single precision.
     sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(up)]
     good = tree.is_finite(up) & (jnp.stack(sizes).max() < -_BAD)
     refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
-    up = tree.where(good, up, refused)
+    up = tree.where(good | (down.round == 1), up, refused)
     return up, jnp.where(good, -found.value, -_BAD)
 
 
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
     """The server's step; none while clients are missing."""
     complete = (state.clients == 0) | (aggregate.count > state.clients - 0.5)
-    new = in_double(_start_or_step, settings)(state, aggregate.weighted, aggregate.weight)
-    state = tree.where(complete, new, state)
+    epsilon = float(jnp.finfo(state.climb.point.dtype).eps)
+    step = in_double(_start_or_step, settings, epsilon)
+    new = step(state, aggregate.weighted, aggregate.weight)
+    state = tree.where(complete, new, state._replace(waited=state.waited + 1))
     value = jnp.where(state.round < 2, jnp.nan, state.log_likelihood)
     flags = (state.climb.accepted & complete, state.settled, ~complete)
     return state, Info(value, *(flag.astype(float) for flag in flags))
 
 
-def _start_or_step(settings: Settings, state: State, sums: Up, clients: Array) -> State:
-    first, later = partial(_started, settings), partial(_stepped, settings)
+def _start_or_step(
+    settings: Settings, epsilon: float, state: State, sums: Up, clients: Array
+) -> State:
+    first, later = partial(_started, settings), partial(_stepped, settings, epsilon)
     return jax.lax.cond(state.round == 0, first, later, state, sums, clients)
 
 
 def unsettled(state: State) -> str | None:
-    """Why there is no maximum yet; None once there is one, or no hope of one."""
+    """Why there is no maximum yet; None once there is one."""
     rounds = int(state.round)
-    if bool(state.settled) or rounds >= MOST_ROUNDS:
+    if bool(state.settled):
         return None
     if rounds < 2:
         return f"marginal has heard all clients in {rounds} rounds, and needs about a dozen"
@@ -239,17 +245,31 @@ def unsettled(state: State) -> str | None:
     )
 
 
+def given_up(state: State) -> str | None:
+    """Why more rounds would not find the maximum; None while they may."""
+    why = unsettled(state)
+    if why is None or int(state.round) < MOST_ROUNDS:
+        return None
+    return (
+        f"{why}. It gives up: estimates, standard errors and predictions are not those of a "
+        "maximum. Standardise the columns (data.standardised()), choose covariance='diagonal' or "
+        "fewer slopes, or give a prior= of the parameters; where the likelihood has no maximum, "
+        "estimate='posterior' with a prior still has one"
+    )
+
+
 def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
     """The start, from the sums of the first round."""
     coordinates, effects = settings.coordinates, len(state.unit)
     flat, _ = ravel_pytree(state.phi)
     shared, entry = flat.size, flat.size + coordinates.diagonal(effects)
+    hessian = unpacked(sums.hessian)
     of = Moments(
         sums.value,
         sums.rows,
         sums.gradient[:shared],
-        sums.hessian[:shared, :shared],
-        sums.hessian[entry, entry],
+        hessian[:shared, :shared],
+        hessian[entry, entry],
     )
     found = start(of, flat, jnp.asarray(logarithms(state.phi)), clients)
     deviation = _START * found.spread / jnp.sqrt(found.mean_square)
@@ -268,10 +288,13 @@ def _started(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         variance=found.variance,
         basis=basis,
         round=state.round + 1,
+        waited=jnp.zeros_like(state.waited),
     )
 
 
-def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, ""]) -> State:
+def _stepped(
+    settings: Settings, epsilon: float, state: State, sums: Up, clients: Float[Array, ""]
+) -> State:
     """A step of Newton's method, with what the prior and REML add to the sums."""
     coordinates, at, first = settings.coordinates, state.climb, state.round == 1
     prior = jet(partial(_log_prior_at, settings, state), at.trial)
@@ -283,9 +306,10 @@ def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         at,
         sums.gain + jnp.where(first, 0.0, added.value - before),
         sums.gradient + at.frame.T @ added.gradient,
-        sums.hessian + at.frame.T @ added.hessian @ at.frame,
+        unpacked(sums.hessian) + at.frame.T @ added.hessian @ at.frame,
         first=first,
         limited=jnp.asarray(limited(state.phi, coordinates, len(state.unit))),
+        epsilon=epsilon,
     )
 
     total = sums.value + state.level * sums.rows
@@ -303,6 +327,7 @@ def _stepped(settings: Settings, state: State, sums: Up, clients: Float[Array, "
         log_prior=newest(prior.value, state.log_prior),
         rows=sums.rows,
         round=state.round + 1,
+        waited=jnp.zeros_like(state.waited),
     )
 
 
@@ -318,13 +343,14 @@ def _restriction(theta: Theta, basis: Array | Empty, of: Information | Empty, si
     if isinstance(of, Empty) or isinstance(basis, Empty):
         return zero
     _, others = coefficients_of(theta)
-    inverse = jnp.linalg.inv(of.value)
-    each = jnp.einsum("ij,jkm->ikm", inverse, of.first)
-    curvature = jnp.einsum("ij,jimn->mn", inverse, of.second)
+    value, first, second = (unpacked(part.T) for part in of)  # matrices along the last two axes
+    inverse = jnp.linalg.inv(value)
+    each = jnp.einsum("ij,mjk->ikm", inverse, first)
+    curvature = unpacked(jnp.einsum("ij,aji->a", inverse, second))
     curvature -= jnp.einsum("ijm,jin->mn", each, each)
-    log_det = jnp.linalg.slogdet(of.value)[1] - 2 * jnp.linalg.slogdet(basis)[1]
+    log_det = jnp.linalg.slogdet(value)[1] - 2 * jnp.linalg.slogdet(basis)[1]
     return Jet(
-        len(of.value) * jnp.log(2 * jnp.pi) / 2 - log_det / 2,
+        len(value) * jnp.log(2 * jnp.pi) / 2 - log_det / 2,
         zero.gradient.at[others].set(-jnp.einsum("iim->m", each) / 2),
         zero.hessian.at[np.ix_(others, others)].set(-curvature / 2),
     )

@@ -31,6 +31,7 @@ class State(NamedTuple):
         basis: Columns that make the design well conditioned, for REML.
         clients: Number of clients to wait for; 0 where that is not known.
         round: Rounds in which everyone was heard. The first finds the start.
+        waited: Rounds in a row, up to the last one, in which clients were missing.
         seed: Of the draws of the posterior.
     """
 
@@ -47,6 +48,7 @@ class State(NamedTuple):
     basis: Float[Array, "p p"] | Empty
     clients: Float[Array, ""]
     round: Int[Array, ""]
+    waited: Int[Array, ""]
     seed: UInt32[Array, ""]
 
     @property

@@ -32,7 +32,7 @@ def round_query(method: Algorithm) -> Query:
 def rounds_by_asking(
     method: Algorithm, key: Key[Array, ""], spec: Spec, ask: Ask, name: str
 ) -> State:
-    """The server's state of a method once it has settled, each of its rounds a question.
+    """The server's state of a method at its end, each of its rounds a question.
 
     Args:
         method: A method without client state that can tell when it has settled.
@@ -42,12 +42,24 @@ def rounds_by_asking(
         name: The name under which `ask` knows `round_query(method)`.
 
     Returns:
-        The state; how many rounds it takes is for the method's `Hooks.unsettled` to end.
+        The state once the method has settled, or has given up (see `Hooks`): ask it which.
+
+    Raises:
+        ValueError: Some clients did not answer, and the method waits for them.
     """
-    if method.hooks.unsettled is None:
+    hooks = method.hooks
+    if hooks.unsettled is None:
         raise ValueError(f"{method.name} cannot tell when it has settled")
     step, state, rounds = jax.jit(method.server), method.init(key, spec), 0
-    while method.hooks.unsettled(state) is not None:
+    clients = jnp.zeros(())
+    while hooks.unsettled(state) is not None:
+        if hooks.given_up is not None and hooks.given_up(state) is not None:
+            break
+        if hooks.waiting is not None and hooks.waiting(state) > 0:
+            raise ValueError(
+                f"{method.name} needs the answers of all {spec.clients} clients, and heard "
+                f"{float(clients):.0f} of them"
+            )
         up, clients = ask(name, method.broadcast(state))
         state, _ = step(jax.random.fold_in(key, rounds), state, Aggregate(up, up, clients, clients))
         rounds += 1

@@ -4,7 +4,7 @@ An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort,
 transport.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -188,12 +188,25 @@ class Hooks(NamedTuple):
         unsettled: (server state) -> what has not come to rest yet, with numbers, and what to do;
             None once more rounds would change nothing of interest. A run without a number of
             rounds ends then, and one that ends before warns.
+        given_up: (server state) -> why more rounds would not help, and what to do; None while they
+            may. A run without a number of rounds ends then, with this warning.
+        waiting: (server state) -> rounds in a row that changed nothing, because clients were
+            missing. A run without a number of rounds ends after a few of them, and names the
+            clients.
+        cautions: (server state, spec) -> what is wrong with the estimates, and what to do; they
+            are warnings at the end of a run.
+        needs_server: Why the method cannot run between peers, and what to use instead; empty where
+            that is for the engine to find out.
     """
 
     validate: Callable[[Plan], None] | None = None
     diagnose: Callable[[Message, Shard], str] | None = None
     adapt_before_evaluation: bool = False
     unsettled: Callable[[State], str | None] | None = None
+    given_up: Callable[[State], str | None] | None = None
+    waiting: Callable[[State], int] | None = None
+    cautions: Callable[[State, Spec], Sequence[str]] | None = None
+    needs_server: str = ""
 
 
 class Algorithm(NamedTuple):

@@ -16,7 +16,7 @@ _PACKED = (".zip", ".tar", ".tgz", ".zst", ".7z")
 _SEPARATORS = {";": "';'", "\t": "'\\t'"}
 
 
-def read(path: Path, *, as_text: Collection[str] = ()) -> "pandas.DataFrame":
+def read(path: Path, *, as_text: Collection[str] | None = ()) -> "pandas.DataFrame":
     """Read a CSV file, and refuse one that cannot be read in one way only.
 
     The file must be UTF-8 text with a header of different names and as many fields in every line
@@ -25,7 +25,7 @@ def read(path: Path, *, as_text: Collection[str] = ()) -> "pandas.DataFrame":
     Args:
         path: The file.
         as_text: Columns to keep exactly as they are written, so that "01" is not the number 1 and
-            "NA" is not a gap; here an empty field is the empty text.
+            "NA" is not a gap; here an empty field is the empty text. None keeps all columns so.
 
     Returns:
         The data frame; there are no rows where the file has nothing below the header.
@@ -42,6 +42,8 @@ def read(path: Path, *, as_text: Collection[str] = ()) -> "pandas.DataFrame":
     if path.suffix in _PACKED:
         raise ValueError(f"{path} is an archive; unpack it and give the CSV file")
     header = _check(path)
+    if as_text is None:
+        return pandas.read_csv(path, dtype=str, keep_default_na=False)
     frame = pandas.read_csv(path)
     text = [column for column in as_text if column in header]
     if text:

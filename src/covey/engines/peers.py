@@ -271,6 +271,8 @@ def _check(algorithm: Algorithm, topology: object) -> None:
             "a topology from covey.topology is needed, e.g. covey.topology.ring(), got "
             f"{topology!r}"
         )
+    if why := algorithm.hooks.needs_server:
+        raise ValueError(f"{algorithm.name} cannot run between peers: {why}")
     if algorithm.hooks.adapt_before_evaluation:
         raise ValueError(
             f"{algorithm.name} fine-tunes what a server sends and cannot run between peers; "

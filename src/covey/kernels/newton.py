@@ -30,7 +30,8 @@ class Climb(NamedTuple):
         curvature: C, the negative Hessian at the best point in the frame: the identity at a
             maximum. An eigenvalue of about 0 is a flat direction, one of -1 belongs to a saddle.
         length: The next step as a part of Newton's.
-        settled: Whether the best point is a maximum within `TOLERANCE`.
+        settled: Whether the best point is a maximum, within `TOLERANCE` or as near as its precision
+            allows.
         accepted: Whether the last step was accepted.
     """
 
@@ -68,6 +69,7 @@ def climb(
     *,
     first: Bool[Array, ""],
     limited: Bool[Array, " k"],
+    epsilon: float,
 ) -> Climb:
     """One step of Newton's method, given the derivatives at the trial point.
 
@@ -82,6 +84,7 @@ def climb(
         hessian: The Hessian there, in the frame.
         first: Whether this is the first evaluation, which has nothing to be compared with.
         limited: Parameters whose step is at most 2: logarithms.
+        epsilon: Relative precision of the parameters as they are stored and sent.
 
     Returns:
         The state, with the trial point to evaluate next; the best point itself once it has settled.
@@ -94,6 +97,7 @@ def climb(
     curvature = (axes * jnp.where(seen, jnp.sign(value), value)) @ axes.T
     uphill = axes @ (jnp.where(seen, scale, 0.0) * (axes.T @ gradient))
     lowest = jnp.where(seen, value, 1.0).min()
+    near = jnp.maximum(TOLERANCE, _lost_to_rounding(at.frame @ unit, at.trial, epsilon))
 
     before = _factor(at.frame @ at.gradient, limited) * at.length * at.gradient @ at.gradient
     shorter = jnp.clip(before / (2 * jnp.maximum(before - gain, 1e-30)), 0.1, 0.5)
@@ -104,7 +108,7 @@ def climb(
         gradient=jnp.where(accepted, uphill, at.gradient),
         curvature=jnp.where(accepted, curvature, at.curvature),
         length=jnp.where(accepted, jnp.minimum(4 * at.length, 1.0), at.length * shorter),
-        settled=jnp.where(accepted, (uphill @ uphill <= TOLERANCE) & (lowest > 0), at.settled),
+        settled=jnp.where(accepted, (uphill @ uphill <= near) & (lowest > 0), at.settled),
         accepted=accepted,
     )
     step = new.frame @ new.gradient
@@ -140,3 +144,14 @@ def _factor(step: Float[Array, " k"], limited: Bool[Array, " k"]) -> Float[Array
     """What keeps a step within the limit."""
     longest = jnp.max(jnp.where(limited, jnp.abs(step), 0.0), initial=0.0)
     return jnp.minimum(1.0, _LONGEST / jnp.maximum(longest, 1e-30))
+
+
+def _lost_to_rounding(
+    frame: Float[Array, "k k"], point: Float[Array, " k"], epsilon: float
+) -> Float[Array, ""]:
+    """The Newton decrement r'Hr that rounding errors r of the parameters make, about twelve times
+    its mean. Where a column is far from 0 compared with its spread, e.g. a year, or the noise is
+    small, that is more than the tolerance: no point that can be stored is nearer to the maximum.
+    """
+    per_unit = jnp.linalg.inv(frame)  # H = per_unit' per_unit
+    return jnp.sum((per_unit * (epsilon * point)) ** 2)

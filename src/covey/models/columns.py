@@ -27,11 +27,14 @@ class Columns:
     Attributes:
         width: Columns of a row.
         design: Columns with a weight, in the order of the weights.
-        slopes: Which weights have a random slope, as indices into `design`.
+        slopes: Which columns have a random slope, as indices into `design` and `random` together.
         offset: The column that is added to the predictor; None where there is none.
         weights: The column of prior weights.
         totals: The column of binomial totals.
         groups: The column with the groups inside a client.
+        random: Columns with a random slope and no weight.
+        intercept: Whether there is an intercept.
+        random_intercept: Whether the first effect of a client is added to the intercept.
     """
 
     width: int = field(metadata={"static": True})
@@ -41,14 +44,22 @@ class Columns:
     weights: int | None = field(default=None, metadata={"static": True})
     totals: int | None = field(default=None, metadata={"static": True})
     groups: int | None = field(default=None, metadata={"static": True})
+    random: tuple[int, ...] = field(default=(), metadata={"static": True})
+    intercept: bool = field(default=True, metadata={"static": True})
+    random_intercept: bool = field(default=True, metadata={"static": True})
+
+    @property
+    def effects(self) -> int:
+        """Random effects of a client."""
+        return self.random_intercept + len(self.slopes)
 
     def predictor(
-        self, weight: Float[Array, " design"], x: Shaped[Array, " rows *features"]
+        self, weight: Float[Array, " weights"], x: Shaped[Array, " rows *features"]
     ) -> Float[Array, " rows"]:
         """The weighted sum of the design's columns, plus the offset.
 
         Args:
-            weight: Weight of each column of the design.
+            weight: Weight of each column of the design; those of `random` columns may follow.
             x: Rows with all columns.
 
         Returns:
@@ -62,7 +73,8 @@ class Columns:
         """
         if len(self.design) < self.width:  # weights of all columns: rows are not copied
             every = jnp.zeros(self.width, weight.dtype)
-            weight = every.at[jnp.asarray(self.design, int)].set(weight)
+            index = (self.design + self.random)[: len(weight)]
+            weight = every.at[jnp.asarray(index, int)].set(weight)
             weight = weight if self.offset is None else weight.at[self.offset].set(1.0)
         return flat(x) @ weight
 
@@ -88,24 +100,30 @@ class Columns:
 
 
 class Roles(NamedTuple):
-    """Columns by their role as a user names them, by name or index; see `Columns`."""
+    """Columns by their role as a user names them, by name or index; see `Columns`.
+
+    `random_only` are those of the slopes that have no weight.
+    """
 
     slopes: Slopes = ()
     offset: Column | None = None
     weights: Column | None = None
     totals: Column | None = None
     groups: Column | None = None
+    intercept: bool = True
+    random_intercept: bool = True
+    random_only: tuple[Column, ...] = ()
 
     @property
     def special(self) -> bool:
         """Whether some column has no weight."""
-        return any(getattr(self, role) is not None for role in SPECIAL)
+        return bool(self.random_only) or any(getattr(self, role) is not None for role in SPECIAL)
 
     @property
     def kept_in_parameters(self) -> bool:
         """Whether the indices of columns, found when the data are known, go with the parameters."""
         by_name = self.slopes != "all" and any(isinstance(one, str) for one in self.slopes)
-        return by_name or self.special
+        return by_name or self.special or not (self.intercept and self.random_intercept)
 
     def check(self, name: str) -> None:
         """Raise a ValueError where a column is named twice.
@@ -128,6 +146,12 @@ class Roles(NamedTuple):
                     f"{name}: {column!r} is both {taken[column]} and {role}; a column has one role"
                 )
             taken[column] = role
+        without = [column for column in self.random_only if taken.get(column) != "slopes"]
+        if without and self.slopes != "all":
+            raise ValueError(
+                f"{name}: random_only has {without[0]!r}, which is none of the slopes "
+                f"{self.slopes}; name it there too"
+            )
 
     def find(self, name: str, spec: Spec) -> Columns:
         """The columns of some data.
@@ -149,6 +173,7 @@ class Roles(NamedTuple):
         """
         width = flat_size(spec)
         found = {column: _index(name, role, column, spec) for role, column in self._named()}
+        alone = {_index(name, "random_only", column, spec) for column in self.random_only}
         resolved = self._replace(
             **{
                 role: found[column]
@@ -156,6 +181,7 @@ class Roles(NamedTuple):
                 if (column := getattr(self, role)) is not None
             },
             slopes=self.slopes if self.slopes == "all" else tuple(map(found.get, self.slopes)),
+            random_only=tuple(sorted(alone)),
         )
         resolved.check(name)
         special = {role: getattr(resolved, role) for role in SPECIAL}
@@ -166,13 +192,19 @@ class Roles(NamedTuple):
                     f"{name}: {role}={column!r} was standardised, but its values are used as they "
                     f"are; use data.standardised(keep=[{column!r}]), in a file data.keep"
                 )
-        design = tuple(index for index in range(width) if index not in special.values())
-        slopes = (
-            tuple(range(len(design)))
-            if resolved.slopes == "all"
-            else tuple(design.index(index) for index in resolved.slopes)
+        usual = [index for index in range(width) if index not in special.values()]
+        design = tuple(index for index in usual if index not in alone)
+        weighted = design + resolved.random_only
+        slopes = usual if resolved.slopes == "all" else resolved.slopes
+        return Columns(
+            width,
+            design,
+            tuple(weighted.index(index) for index in slopes),
+            **special,
+            random=resolved.random_only,
+            intercept=self.intercept,
+            random_intercept=self.random_intercept,
         )
-        return Columns(width, design, slopes, **special)
 
     def _named(self) -> Sequence[tuple[str, Column]]:
         slopes = () if self.slopes == "all" else self.slopes

@@ -51,6 +51,7 @@ def linear(
     prior: float | None = None,
     offset: Column | None = None,
     weights: Column | None = None,
+    intercept: bool = True,
 ) -> Model:
     """Linear regression with Gaussian noise.
 
@@ -66,6 +67,7 @@ def linear(
         offset: Column that is added to the predictor as it is, by name or index. Default: none.
         weights: Column of prior weights above 0: the variance of a row is scale^2 / weight, as in
             R's `lm`. Default: none, all rows have weight 1.
+        intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
         A model of data with a numeric outcome.
@@ -78,7 +80,7 @@ def linear(
         >>> linear().init(jax.random.key(0), data.spec).weight.tolist()
         [0.0, 0.0, 0.0]
     """
-    roles = Roles(offset=offset, weights=weights)
+    roles = Roles(offset=offset, weights=weights, intercept=intercept)
     return generalised_linear("linear", GAUSSIAN, scale=scale, prior=prior, roles=roles)
 
 
@@ -87,6 +89,7 @@ def logistic(
     prior: float | None = None,
     offset: Column | None = None,
     weights: Column | None = None,
+    intercept: bool = True,
 ) -> Model:
     """Logistic regression for two classes.
 
@@ -98,6 +101,7 @@ def logistic(
             `fald`.
         offset: Column that is added to the predictor as it is, by name or index. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
         A model of data with two classes. `binomial` is for counts of successes among trials.
@@ -110,7 +114,7 @@ def logistic(
         >>> float(logistic(prior=0.5).log_prior(params))  # the intercept does not count
         -8.0
     """
-    roles = Roles(offset=offset, weights=weights)
+    roles = Roles(offset=offset, weights=weights, intercept=intercept)
     return generalised_linear("logistic", BERNOULLI, prior=prior, roles=roles)
 
 
@@ -120,6 +124,7 @@ def binomial(
     prior: float | None = None,
     offset: Column | None = None,
     weights: Column | None = None,
+    intercept: bool = True,
 ) -> Model:
     """Binomial regression: successes among a known number of trials, with a logit link.
 
@@ -132,6 +137,7 @@ def binomial(
             intercept has a flat prior. Default: None, flat.
         offset: Column that is added to the predictor as it is. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
         A model of data with a numeric outcome that counts. The log-likelihood of a row with more
@@ -148,7 +154,7 @@ def binomial(
         >>> params.weight.shape, model.predictive(params, jnp.asarray(data.rows.x)).mean.tolist()
         ((1,), [7.0, 6.0])
     """
-    roles = Roles(offset=offset, weights=weights, totals=totals)
+    roles = Roles(offset=offset, weights=weights, totals=totals, intercept=intercept)
     return generalised_linear("binomial", BINOMIAL, prior=prior, roles=roles)
 
 
@@ -157,6 +163,7 @@ def poisson(
     prior: float | None = None,
     offset: Column | None = None,
     weights: Column | None = None,
+    intercept: bool = True,
 ) -> Model:
     """Poisson regression of counts with a log link.
 
@@ -168,6 +175,7 @@ def poisson(
         offset: Column that is added to the predictor as it is, e.g. the logarithm of the time at
             risk, by name or index. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
         A model of data with a numeric outcome that counts.
@@ -178,7 +186,7 @@ def poisson(
         >>> round(float(poisson().predictive(params, jnp.zeros((1, 1))).mean[0]), 3)
         3.0
     """
-    roles = Roles(offset=offset, weights=weights)
+    roles = Roles(offset=offset, weights=weights, intercept=intercept)
     return generalised_linear("poisson", POISSON, prior=prior, roles=roles)
 
 
@@ -188,6 +196,7 @@ def negative_binomial(
     prior: float | None = None,
     offset: Column | None = None,
     weights: Column | None = None,
+    intercept: bool = True,
 ) -> Model:
     """Negative binomial regression of counts that vary more than Poisson ones, with a log link.
 
@@ -200,6 +209,7 @@ def negative_binomial(
             intercept and dispersion have flat priors. Default: None, flat.
         offset: Column that is added to the predictor as it is, by name or index. Default: none.
         weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
         A model of data with a numeric outcome that counts.
@@ -214,7 +224,7 @@ def negative_binomial(
         >>> counts.mean.tolist(), counts.variance.tolist()
         ([1.0, 1.0], [2.0, 2.0])
     """
-    roles = Roles(offset=offset, weights=weights)
+    roles = Roles(offset=offset, weights=weights, intercept=intercept)
     name = "negative_binomial"
     return generalised_linear(name, NEGATIVE_BINOMIAL, scale=dispersion, prior=prior, roles=roles)
 
@@ -316,7 +326,9 @@ def ridge(name: str, prior: float | None) -> Callable[[Parameters], Float[Array,
 
 def _described(params: Parameters) -> dict[str, Array]:
     """Parameters without their static part, the dispersion as users know it."""
-    found = {"weight": params.weight, "bias": params.bias}
+    found = {"weight": params.weight}
+    if params.bias is not None:
+        found["bias"] = params.bias
     noise, dispersion = scale_of(params, "log_scale"), scale_of(params, "log_dispersion")
     if noise is not None:
         found["log_scale"] = jnp.log(noise)  # as `Noisy` has it

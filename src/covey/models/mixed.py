@@ -44,6 +44,9 @@ def mixed_linear(
     offset: Column | None = None,
     weights: Column | None = None,
     groups: Column | None = None,
+    intercept: bool = True,
+    random_intercept: bool = True,
+    random_only: tuple[Column, ...] = (),
 ) -> MixedModel:
     """Linear regression with a random intercept for each client, and random slopes.
 
@@ -62,6 +65,11 @@ def mixed_linear(
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out in closed form. Rows are predicted as those of unseen groups. Needs a
             method that sees all rows of a client at once. Default: none.
+        intercept: Whether there is a shared intercept. False is lme4's `0 + ...` in the fixed part.
+        random_intercept: Whether each client has a random intercept. False is lme4's
+            `(0 + ... | client)`.
+        random_only: Columns of `slopes` that have no shared weight, by name or index: their effects
+            vary around zero. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome, for `fedpop`, `fedrep` and `fedper`.
@@ -79,7 +87,8 @@ def mixed_linear(
         >>> model.axes(data.spec)["effects"].labels
         ('intercept', 'dose')
     """
-    roles = Roles(slopes, offset, weights, groups=groups)
+    own = (intercept, random_intercept, random_only)
+    roles = Roles(slopes, offset, weights, None, groups, *own)
     return _generalised("mixed_linear", GAUSSIAN, roles, scale=scale)
 
 
@@ -89,6 +98,9 @@ def mixed_logistic(
     offset: Column | None = None,
     weights: Column | None = None,
     groups: Column | None = None,
+    intercept: bool = True,
+    random_intercept: bool = True,
+    random_only: tuple[Column, ...] = (),
 ) -> MixedModel:
     """Logistic regression with a random intercept for each client, and random slopes.
 
@@ -104,6 +116,11 @@ def mixed_logistic(
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
             method that sees all rows of a client at once. Default: none.
+        intercept: Whether there is a shared intercept. False is lme4's `0 + ...` in the fixed part.
+        random_intercept: Whether each client has a random intercept. False is lme4's
+            `(0 + ... | client)`.
+        random_only: Columns of `slopes` that have no shared weight, by name or index: their effects
+            vary around zero. Default: none.
 
     Returns:
         A mixed model of data with two classes, for `fedpop`, `fedrep` and `fedper`.
@@ -115,7 +132,9 @@ def mixed_logistic(
         >>> mixed_logistic().predictive(phi, z, jnp.zeros((1, 1))).mean.tolist()
         [[0.5, 0.5]]
     """
-    return _generalised("mixed_logistic", BERNOULLI, Roles(slopes, offset, weights, groups=groups))
+    own = (intercept, random_intercept, random_only)
+    roles = Roles(slopes, offset, weights, None, groups, *own)
+    return _generalised("mixed_logistic", BERNOULLI, roles)
 
 
 def mixed_binomial(
@@ -125,6 +144,9 @@ def mixed_binomial(
     offset: Column | None = None,
     weights: Column | None = None,
     groups: Column | None = None,
+    intercept: bool = True,
+    random_intercept: bool = True,
+    random_only: tuple[Column, ...] = (),
 ) -> MixedModel:
     """Binomial regression with a random intercept for each client, and random slopes.
 
@@ -142,6 +164,11 @@ def mixed_binomial(
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
             method that sees all rows of a client at once. Default: none.
+        intercept: Whether there is a shared intercept. False is lme4's `0 + ...` in the fixed part.
+        random_intercept: Whether each client has a random intercept. False is lme4's
+            `(0 + ... | client)`.
+        random_only: Columns of `slopes` that have no shared weight, by name or index: their effects
+            vary around zero. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -160,7 +187,9 @@ def mixed_binomial(
         >>> model.axes(data.spec)["weights"].labels
         ('period',)
     """
-    return _generalised("mixed_binomial", BINOMIAL, Roles(slopes, offset, weights, totals, groups))
+    own = (intercept, random_intercept, random_only)
+    roles = Roles(slopes, offset, weights, totals, groups, *own)
+    return _generalised("mixed_binomial", BINOMIAL, roles)
 
 
 def mixed_poisson(
@@ -169,6 +198,9 @@ def mixed_poisson(
     offset: Column | None = None,
     weights: Column | None = None,
     groups: Column | None = None,
+    intercept: bool = True,
+    random_intercept: bool = True,
+    random_only: tuple[Column, ...] = (),
 ) -> MixedModel:
     """Poisson regression with a random intercept for each client, and random slopes.
 
@@ -184,6 +216,11 @@ def mixed_poisson(
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
             method that sees all rows of a client at once. Default: none.
+        intercept: Whether there is a shared intercept. False is lme4's `0 + ...` in the fixed part.
+        random_intercept: Whether each client has a random intercept. False is lme4's
+            `(0 + ... | client)`.
+        random_only: Columns of `slopes` that have no shared weight, by name or index: their effects
+            vary around zero. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -202,7 +239,9 @@ def mixed_poisson(
         >>> sorted(model.coefficients(phi, jnp.zeros(1)))
         ['group_deviation', 'intercept', 'weights']
     """
-    return _generalised("mixed_poisson", POISSON, Roles(slopes, offset, weights, groups=groups))
+    own = (intercept, random_intercept, random_only)
+    roles = Roles(slopes, offset, weights, None, groups, *own)
+    return _generalised("mixed_poisson", POISSON, roles)
 
 
 def mixed_negative_binomial(
@@ -212,6 +251,9 @@ def mixed_negative_binomial(
     offset: Column | None = None,
     weights: Column | None = None,
     groups: Column | None = None,
+    intercept: bool = True,
+    random_intercept: bool = True,
+    random_only: tuple[Column, ...] = (),
 ) -> MixedModel:
     """Negative binomial regression with a random intercept for each client, and random slopes.
 
@@ -229,6 +271,11 @@ def mixed_negative_binomial(
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
             method that sees all rows of a client at once. Default: none.
+        intercept: Whether there is a shared intercept. False is lme4's `0 + ...` in the fixed part.
+        random_intercept: Whether each client has a random intercept. False is lme4's
+            `(0 + ... | client)`.
+        random_only: Columns of `slopes` that have no shared weight, by name or index: their effects
+            vary around zero. Default: none.
 
     Returns:
         A mixed model of data with a numeric outcome that counts, for `fedpop`, `fedrep` and
@@ -244,7 +291,8 @@ def mixed_negative_binomial(
         >>> float(model.coefficients(phi, jnp.zeros(1))["dispersion"])
         1.0
     """
-    roles = Roles(slopes, offset, weights, groups=groups)
+    own = (intercept, random_intercept, random_only)
+    roles = Roles(slopes, offset, weights, None, groups, *own)
     return _generalised("mixed_negative_binomial", NEGATIVE_BINOMIAL, roles, scale=dispersion)
 
 
@@ -257,7 +305,7 @@ def own_parameters(phi: Parameters, z: Float[Array, " effects"], slopes: Slopes 
 
     Args:
         phi: The shared parameters.
-        z: The client's effects, the intercept first.
+        z: The client's effects, the intercept first where it is random.
         slopes: The `slopes` of the model that phi belongs to.
 
     Returns:
@@ -270,9 +318,15 @@ def own_parameters(phi: Parameters, z: Float[Array, " effects"], slopes: Slopes 
         >>> own_parameters(phi, jnp.array([0.5, -1.0]), slopes=(1,)).weight.tolist()
         [1.0, 1.0]
     """
-    return phi._replace(
-        weight=phi.weight.at[_columns(phi, slopes)].add(z[1:]), bias=phi.bias + z[0]
-    )
+    if not isinstance(phi, Coefficients):
+        bias = phi.bias + z[0]
+        return phi._replace(weight=phi.weight.at[_columns(phi, slopes)].add(z[1:]), bias=bias)
+    columns, bias, weight = phi.columns, phi.bias, phi.weight
+    if columns.random_intercept:
+        bias, z = (z[0] if bias is None else bias + z[0]), z[1:]
+    if columns.random:
+        weight = jnp.concatenate([weight, jnp.zeros(len(columns.random), weight.dtype)])
+    return phi._replace(weight=weight.at[_columns(phi, slopes)].add(z), bias=bias)
 
 
 def _columns(phi: Parameters, slopes: Slopes) -> slice | Array:
@@ -303,7 +357,7 @@ def _generalised(
         return own_parameters(phi, z, slopes)
 
     def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " effects"]:
-        return jnp.zeros(1 + len(roles.find(name, spec).slopes))
+        return jnp.zeros(roles.find(name, spec).effects)
 
     def log_likelihood(
         phi: Parameters, z: Float[Array, " effects"], rows: Rows
@@ -322,14 +376,15 @@ def _generalised(
 
     def describe(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
         params = own(phi, z)
-        personal = {"intercept": params.bias}
+        personal = {} if params.bias is None else {"intercept": params.bias}
         if not len(slopes):
             return personal
         return personal | {"slopes": params.weight[_columns(phi, slopes)]}
 
     def coefficients(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
         params = own(phi, z)
-        named = {"intercept": params.bias, "weights": params.weight}
+        named = {} if phi.bias is None else {"intercept": params.bias}
+        named |= {"weights": params.weight[: len(phi.weight)]}
         scales = {
             "noise": scale_of(params, "log_scale"),
             "dispersion": scale_of(params, "log_dispersion"),
@@ -341,11 +396,12 @@ def _generalised(
         labels = regression.labels(spec)
         if labels is None:
             return {}
-        own_slopes = tuple(labels[index] for index in roles.find(name, spec).slopes)
+        own_slopes = regression.slope_labels(spec)
+        first = ("intercept",) if roles.random_intercept else ()
         return {
             "slopes": Axis("slope", own_slopes),
             "weights": Axis("column", labels),
-            "effects": Axis("effect", ("intercept", *own_slopes)),
+            "effects": Axis("effect", (*first, *own_slopes)),
         }
 
     return MixedModel(

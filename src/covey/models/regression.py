@@ -43,7 +43,7 @@ class Coefficients(NamedTuple):
 
     Attributes:
         weight: Weight of each column of the design.
-        bias: Intercept.
+        bias: Intercept; None where the model has none.
         log_scale: Logarithm of the noise's standard deviation; None where it is not learned.
         log_dispersion: Logarithm of the negative binomial's dispersion; None likewise.
         log_groups: Logarithm of the standard deviation of the effects of groups inside a client;
@@ -52,7 +52,7 @@ class Coefficients(NamedTuple):
     """
 
     weight: Float[Array, " design"]
-    bias: Float[Array, ""]
+    bias: Float[Array, ""] | None
     log_scale: Float[Array, ""] | None
     log_dispersion: Float[Array, ""] | None
     log_groups: Float[Array, ""] | None
@@ -99,7 +99,7 @@ class Regression(NamedTuple):
             return Noisy(weight, zero, zero) if learned else Linear(weight, zero)
         return Coefficients(
             weight,
-            zero,
+            zero if self.roles.intercept else None,
             log_scale=zero if learned == "log_scale" else None,
             log_dispersion=zero if learned == "log_dispersion" else None,
             log_groups=None if columns.groups is None else zero,
@@ -111,7 +111,8 @@ class Regression(NamedTuple):
     ) -> Float[Array, " rows"]:
         """The linear predictor x'w + b, with the offset added."""
         if isinstance(params, Coefficients):
-            return params.columns.predictor(params.weight, x) + params.bias
+            found = params.columns.predictor(params.weight, x)
+            return found if params.bias is None else found + params.bias
         # A product of matrices stays one under vmap over clients; multiplying and summing took 1.3
         # to 1.9 times as long.
         return flat(x) @ params.weight + params.bias
@@ -186,6 +187,11 @@ class Regression(NamedTuple):
         if spec.features is None or not self.roles.special:
             return spec.features
         return tuple(spec.features[index] for index in self.roles.find(self.name, spec).design)
+
+    def slope_labels(self, spec: Spec) -> tuple[str, ...]:
+        """Names of the columns with a random slope, which data with named columns have."""
+        columns, names = self.roles.find(self.name, spec), spec.features or ()
+        return tuple(names[(columns.design + columns.random)[at]] for at in columns.slopes)
 
     def _grouping(
         self, params: Parameters, x: Array

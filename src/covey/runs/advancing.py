@@ -16,7 +16,7 @@ from covey.engines.engine import Engine, Position
 from covey.engines.questions import Questions
 from covey.engines.record import Diverged, Line
 from covey.privacy.ledger import Ledger
-from covey.runs.advice import diagnosed, warn_of_a_rise
+from covey.runs.advice import diagnosed, missing_clients, warn_of_a_rise
 from covey.runs.directory import Record, RunDirectory
 from covey.runs.draws import Draws
 from covey.runs.evaluation import Evaluation
@@ -53,6 +53,7 @@ class Advancing:
         self._questions = questions
         self._law: tuple[int, Any] | None = None
         self._checked: int | None = None
+        self._began = state.round
         self._draws: Draws | None = None
         if isinstance(self.method.posterior.shared, Chains):
             folder = None if directory is None else directory.path / "draws"
@@ -105,6 +106,7 @@ class Advancing:
 
     def _advance_to(self, target: int | None) -> None:
         """Run up to a round, or until the method has settled."""
+        self._began = self.round
         bits = sum(
             (record.get("bits_up") or 0) + (record.get("bits_down") or 0)
             for record in self._records
@@ -133,7 +135,7 @@ class Advancing:
             )
             of = "" if target is None else f" of {target}"
             raise KeyboardInterrupt(f"stopped after round {self.round}{of}: {kept}")
-        self._warn_unless_settled()
+        self._warn_of_the_result()
 
     def _ended(self, target: int | None) -> bool:
         """Whether a run up to a round, or until the method has settled, is at its end."""
@@ -141,19 +143,39 @@ class Advancing:
             return self.round >= target
         if self.round >= MOST_ROUNDS:
             return True
-        return next_check(self.round - 1) == self.round and self._unsettled() is None
+        if next_check(self.round - 1) != self.round:
+            return False
+        return self._unsettled() is None or self._stuck() is not None
 
     def _unsettled(self) -> str | None:
         """What has not come to rest yet; None where nothing is left to do or nobody knows."""
         unsettled = self.method.hooks.unsettled
         return None if unsettled is None else unsettled(self._state.server)
 
-    def _warn_unless_settled(self) -> None:
-        if why := self._unsettled():
-            warnings.warn(
-                f"{self.method.name} has not settled after {self.round} rounds: {why}",
-                stacklevel=4,
-            )
+    def _stuck(self) -> str | None:
+        """Why more rounds would not help, and what to do; None where they may."""
+        hooks, server = self.method.hooks, self._state.server
+        if self._unsettled() is None:
+            return None
+        if hooks.given_up is not None and (why := hooks.given_up(server)):
+            return why
+        if hooks.waiting is None:
+            return None
+        waited = min(hooks.waiting(server), self.round - self._began)  # those before may be mended
+        return missing_clients(waited, self._records, self._engine.seen(self._state), self.data)
+
+    def _warn_unless_settled(self, why: str | None, stacklevel: int) -> None:
+        if why is not None:
+            told = f"{self.method.name} has not settled after {self.round} rounds: {why}"
+            warnings.warn(told, stacklevel=stacklevel + 1)
+
+    def _warn_of_the_result(self) -> None:
+        """Where the method has not settled, or has settled on what is no estimate."""
+        self._warn_unless_settled(self._stuck() or self._unsettled(), stacklevel=4)
+        if self.method.hooks.cautions is not None:
+            spec = self._engine.setup.spec
+            for text in self.method.hooks.cautions(self._state.server, spec):
+                warnings.warn(text, stacklevel=4)
 
     def _advance_block(self, target: int | None) -> list[Record]:
         """Some rounds, and what is due after them."""

@@ -11,6 +11,8 @@ from covey.core.algorithm import Algorithm, Message
 from covey.data.federated import FederatedData
 from covey.runs.directory import Record
 
+FEW_WAITS = 5  # rounds in a row without a client that cannot answer, or never has
+MOST_WAITS = 50  # rounds in a row in which some client was missing
 _FEWEST_LOSSES = 5  # rounds; before, a loss says little
 
 
@@ -29,6 +31,42 @@ def diagnosed(method: Algorithm, down: Message, data: FederatedData, client: int
     return (
         f"{who} is one: make the client's step size smaller, check the scale of the features, "
         "or use a preconditioned kernel"
+    )
+
+
+def missing_clients(
+    waited: int, records: Sequence[Record], seen: np.ndarray, data: FederatedData
+) -> str | None:
+    """Why a method that needs all clients waits in vain, and for whom; None while waiting may help.
+
+    Args:
+        waited: Rounds in a row in which the method has waited.
+        records: The metrics of all rounds.
+        seen: Which clients have ever taken part.
+        data: The clients and their names.
+
+    Returns:
+        The text: a client sends values that are not finite, has never answered, or some client was
+        missing in each of many rounds.
+    """
+    if waited < FEW_WAITS:
+        return None
+    last = records[-FEW_WAITS:]
+    if all(record.get("diverged") for record in last):
+        who = data.name_of(data.position_of(int(last[-1]["diverged_id"] or 0)))
+        why = f"what client {who!r} sends is not finite"
+    elif not seen.all():
+        silent = [repr(data.name_of(int(at))) for at in np.flatnonzero(~seen)]
+        some = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
+        why = f"client {some} has never answered"
+    elif waited >= MOST_WAITS:
+        why = "messages of clients are lost, now of one and then of another"
+    else:
+        return None
+    return (
+        f"it needs all clients in every round, and in {waited} rounds in a row {why}. Nothing was "
+        "learned in them: mend the client and go on with run.advance(20), or leave it out "
+        "(data.hold_out)"
     )
 
 

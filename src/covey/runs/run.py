@@ -130,6 +130,7 @@ class Run(Advancing):
         Returns:
             A predictive distribution: `.mean`, `.log_prob(y)`; see `covey.models`.
         """
+        self._warn_unless_settled(self._stuck(), stacklevel=2)
         rows = self.data.rows_from(x, standardised=standardised)
         position = self.data.replaced_by(data).position_of(client)
         return self._engine.predict(self._state, position, rows, data, down=self._down())
@@ -160,6 +161,7 @@ class Run(Advancing):
         )
 
     def _draw_clients(self, *arguments: Any) -> PyTree:
+        self._warn_unless_settled(self._stuck(), stacklevel=2)
         return self._engine.draws(self._state, *arguments, down=self._down())
 
     def _fitted(self) -> Any:
@@ -188,6 +190,12 @@ class Run(Advancing):
         if not isinstance(shared, Approximation) or shared.publish is None:
             return None
         return shared.publish(self._engine.broadcast(self._state), self._fitted())
+
+    @property
+    def published(self) -> Message:
+        """What clients predict and draw with now."""
+        sent = self._down()
+        return self._engine.broadcast(self._state) if sent is None else sent
 
     def advance(self, rounds: int) -> "Run":
         """Run `rounds` more rounds, as the run was started. Returns the run."""

@@ -1,0 +1,294 @@
+"""What a server makes of the descriptions of all sites: one design, or an error that names the site
+and the column that do not fit.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from covey.fitting.description import Description, Level, Missing, Moments
+from covey.fitting.design import Design, names_in
+from covey.fitting.expressions import names_of, needs_of
+from covey.fitting.families import family_of
+from covey.fitting.formula import Bar, Formula
+
+
+def combine(
+    descriptions: Sequence[Description],
+    formula: Formula,
+    *,
+    family: str | None = None,
+    missing: Missing = "drop",
+    weights: str | None = None,
+    client: str | None = None,
+) -> Design:
+    """The design of a fit, from what the sites say about their tables.
+
+    Args:
+        descriptions: One per site.
+        formula: The formula.
+        family: Family of the outcome. Default: "bernoulli" for two values, "binomial" for counts of
+            successes and failures, "gaussian" for other numbers.
+        missing: What happens to missing values.
+        weights: The column of prior weights, if any.
+        client: The name of the sites' group in the formula, where it is known.
+
+    Returns:
+        The design: levels are the union over sites, means and standard deviations those of all
+        rows.
+
+    Raises:
+        ValueError: Columns or levels do not fit together; the message names site and column.
+
+    Example:
+        >>> import pandas as pd
+        >>> from covey.fitting.description import describe
+        >>> from covey.fitting.formula import parse
+        >>> from covey.fitting.tables import Table
+        >>> formula = parse("weight ~ sex + scale(age) + (1 | site)")
+        >>> tables = [
+        ...     Table("a", pd.DataFrame({"weight": [60.5, 81], "age": [40, 50], "sex": ["f", "m"]})),
+        ...     Table("b", pd.DataFrame({"weight": [58, 75.5], "age": [60, 30], "sex": ["f", "x"]})),
+        ... ]
+        >>> design = combine([describe(table, formula) for table in tables], formula)
+        >>> design.columns, design.family
+        (('sex[T.m]', 'sex[T.x]', 'scale(age)'), 'gaussian')
+    """
+    _check_columns(descriptions)
+    kinds = _kinds(descriptions)
+    needs = needs_of(formula)
+    for name in needs.inside:
+        if kinds.get(name) == "text":
+            raise ValueError(
+                f"{name!r} is text, and stands in an expression that needs numbers: "
+                f"{formula.text}; as a term alone it is a factor"
+            )
+    site_bars, group = _bars(descriptions, formula, client)
+    chosen, levels = family_of(descriptions, formula, family)
+    text = [name for name in needs.alone if kinds[name] == "text"]
+    factors = {name: _levels(descriptions, name) for name in [*text, *needs.factors]}
+    scaled = {}
+    for name in needs.scaled:
+        total = _total(descriptions, name)
+        if not name.startswith("center") and not total.sd > 0:
+            raise ValueError(f"{name}: its values do not vary over all sites; leave it out")
+        scaled[name] = total.mean, None if name.startswith("center") else total.sd
+    gaps = Counter[str]()
+    for one in descriptions:
+        gaps.update(one.missing)
+    filled = [] if missing == "drop" else [name for name in needs.columns if name in kinds]
+    design = Design(
+        text=formula.text,
+        family=chosen,
+        missing=missing,
+        weights=weights,
+        client=client or (site_bars[0].group if site_bars else None),
+        group=group,
+        kinds=kinds,
+        factors=factors,
+        scaled=scaled,
+        fills={name: _fill(descriptions, name, kinds[name]) for name in filled},
+        indicators=tuple(name for name in filled if missing == "indicator" and gaps[name]),
+        outcome_levels=levels,
+        intercept=True,
+        columns=(),
+        random_intercept=False,
+        slopes=(),
+        correlated=True,
+        rows={one.site: one.rows for one in descriptions},
+        dropped={one.site: one.rows - one.complete for one in descriptions},
+        filled={one.site: sum(one.missing.get(name, 0) for name in filled) for one in descriptions},
+    )
+    return _with_columns(design, site_bars)
+
+
+def _with_columns(design: Design, bars: list[Bar]) -> Design:
+    fixed = names_in(design, design.formula.fixed)
+    more = [f"missing({name})" for name in design.indicators]
+    random: list[str] = []
+    for bar in bars:
+        found = names_in(design, bar.terms)
+        twice = [name for name in found if name in random]
+        if twice:
+            raise ValueError(f"{twice[0]} varies in two bar terms of {design.text}; keep one")
+        if len(bars) > 1 and len(found) > 1 and bar.correlated:
+            raise ValueError(
+                f"{design.text}: of several bar terms of one group, each may have one effect: write "
+                "(a + b || group) for independent effects, or one term (a + b | group)"
+            )
+        random += found
+    correlated = len(bars) == 1 and bars[0].correlated and len(random) > 1
+    return replace(
+        design,
+        intercept="Intercept" in fixed,
+        columns=tuple(name for name in [*fixed, *more] if name != "Intercept"),
+        random_intercept="Intercept" in random,
+        slopes=tuple(name for name in random if name != "Intercept"),
+        correlated=correlated,
+    )
+
+
+def _check_columns(descriptions: Sequence[Description]) -> None:
+    """An error for a column that a table lacks."""
+    for one in descriptions:
+        for name, hint in one.absent.items():
+            lacking = [other.site for other in descriptions if name in other.absent]
+            if len(lacking) == len(descriptions):
+                raise ValueError(f"the formula names {name!r}, which no table has{hint}")
+            raise ValueError(
+                f"{one.place} lacks the column {name!r}, which other sites have{hint} (site "
+                f"{one.site!r}). Add it, or leave the site or the term out"
+            )
+
+
+def _kinds(descriptions: Sequence[Description]) -> dict[str, str]:
+    """Whether each column is numbers or words, the same for all sites."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for one in descriptions for name in one.kinds):
+        of = {one.site: one.kinds.get(name, "empty") for one in descriptions}
+        known = {kind for kind in of.values() if kind != "empty"}
+        if len(known) > 1:
+            numbers, words = (
+                [site for site, kind in of.items() if kind == wanted]
+                for wanted in ("number", "text")
+            )
+            example = next(one for one in descriptions if one.site == words[0])
+            some = [str(level) for level, _ in example.levels.get(name, ())][:3]
+            shown = f" ({', '.join(map(repr, some))})" if some else ""
+            raise ValueError(
+                f"column {name!r} has words at {', '.join(words)}{shown} and numbers at "
+                f"{', '.join(numbers)}; code it in the same way everywhere"
+            )
+        found[name] = next(iter(known), "number")
+    return found
+
+
+def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
+    """The union of the levels of all sites, in their order."""
+    orders = {one.categories[name] for one in descriptions if name in one.categories}
+    seen: dict[Any, str] = {}
+    for one in descriptions:
+        for level, _ in one.levels.get(name, ()):
+            seen.setdefault(level, one.site)
+    alike: dict[str, Any] = {}
+    for level, site in seen.items():
+        plain = " ".join(str(level).lower().split())
+        if plain in alike:
+            other = alike[plain]
+            raise ValueError(
+                f"{name!r} has the level {level!r} at {site} and {other!r} at {seen[other]}; write "
+                "it in the same way everywhere"
+            )
+        alike[plain] = level
+    if len(seen) < 2:
+        one = f"one level, {next(iter(seen))!r}," if seen else "no level"
+        raise ValueError(f"the factor {name!r} has {one} in all tables together; leave it out")
+    if len(orders) == 1:
+        order = [level for level in orders.pop() if level in seen]
+        return order + sorted(level for level in seen if level not in order)
+    return sorted(seen)
+
+
+def _total(descriptions: Sequence[Description], name: str) -> Moments:
+    total = Moments(0.0, 0.0, 0.0)
+    for one in descriptions:
+        if name in one.moments:
+            total = total + Moments(*one.moments[name])
+    return total
+
+
+def _fill(descriptions: Sequence[Description], name: str, kind: str) -> float | str:
+    """What a missing value becomes: the mean over all sites, or the most frequent level."""
+    if kind == "number":
+        return _total(descriptions, name).mean
+    counts = Counter[Any]()
+    for one in descriptions:
+        for factor, levels in one.levels.items():
+            if factor == name or name in names_of_factor(factor):
+                counts.update(dict(levels))
+    if not counts:
+        raise ValueError(f"{name!r} is missing in every row of every site")
+    return max(sorted(counts), key=lambda level: counts[level])
+
+
+def names_of_factor(factor: str) -> tuple[str, ...]:
+    """The columns of a factor such as `C(cp, Sum)`.
+
+    Args:
+        factor: The factor.
+    """
+    return names_of(factor) if factor.startswith("C(") else (factor,)
+
+
+def _bars(
+    descriptions: Sequence[Description], formula: Formula, client: str | None
+) -> tuple[list[Bar], str | None]:
+    """Bar terms of the sites, and the column of the groups inside of them."""
+    sites, inner = [], []
+    label = client
+    for bar in formula.bars:
+        status = {one.site: one.groups[bar.group] for one in descriptions}
+        if bar.within is None and (
+            bar.group == client or not any(found == "varies" for found in status.values())
+        ):
+            if label is not None and bar.group != label:
+                raise ValueError(
+                    f"{bar.text}: {bar.group!r} is no column that varies inside a site, and the "
+                    f"sites are called {label!r} already; correct one of the names"
+                )
+            label = bar.group
+            sites.append(bar)
+            continue
+        lacking = [site for site, found in status.items() if found == "absent"]
+        if lacking:
+            raise ValueError(
+                f"{bar.text}: the table of {lacking[0]!r} lacks the column {bar.group!r} of the "
+                "groups"
+            )
+        inner.append(bar)
+    if sites and len(descriptions) < 2:
+        raise ValueError(
+            f"{sites[0].text} needs at least two sites, and there is one, "
+            f"{descriptions[0].site!r}; give more tables, or leave the bar term out"
+        )
+    if len(inner) > 1:
+        raise ValueError(f"{formula.text}: one level of groups inside a site can be fitted, not two")
+    if inner and inner[0].terms.strip() != "1" and inner[0] in formula.bars:
+        _check_inner(formula, inner[0])
+    return sites, inner[0].group if inner else None
+
+
+def _check_inner(formula: Formula, bar: Bar) -> None:
+    if bar.terms.replace(" ", "") not in ("1", "1+0", "+1"):
+        raise ValueError(
+            f"{bar.text}: groups inside a site have a random intercept only; write (1 | "
+            f"{bar.within or 'site'}:{bar.group}), and (x | {bar.within or 'site'}) for slopes"
+        )
+
+
+def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
+    """What a user should know about the tables: sites without rows, outcomes that do not vary.
+
+    Args:
+        descriptions: One per site.
+        formula: The formula.
+
+    Returns:
+        Sentences; each is also a warning.
+    """
+    said = []
+    for one in descriptions:
+        if one.complete == 0:
+            why = "has no rows" if not one.rows else f"has {one.rows} rows, all with missing values"
+            said.append(f"site {one.site!r} {why}: it takes part without any")
+        values = one.outcome.get("values")
+        if values is not None and len(values) == 1 and one.complete > 1:
+            said.append(
+                f"the outcome {formula.outcome.expressions[0]!r} is {values[0]!r} in all "
+                f"{one.complete} rows of site {one.site!r}"
+            )
+    for sentence in said:
+        warnings.warn(sentence, stacklevel=3)
+    return said

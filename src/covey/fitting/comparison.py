@@ -1,0 +1,80 @@
+"""Two fits of the same rows, side by side."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from covey.fitting.result import Fit
+
+
+def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
+    """Two fits side by side; see `Fit.compare`.
+
+    Args:
+        one: A fit.
+        other: Another one, of the same rows.
+    """
+    for fit in (one, other):
+        if fit.method != "marginal":
+            raise ValueError(f"fits are compared by their marginal likelihood; {fit.method} has none")
+    if one.estimate != other.estimate:
+        raise ValueError(
+            f"fits of one kind are compared, these are {one.estimate!r} and {other.estimate!r}; fit "
+            "both with the same estimate"
+        )
+    facts = [fit.found.diagnostics for fit in (one, other)]
+    if facts[0]["rows"] != facts[1]["rows"]:
+        raise ValueError(
+            f"fits are compared on the same rows, these have {facts[0]['rows']} and "
+            f"{facts[1]['rows']}: missing values of a column may have dropped some; use "
+            "missing='impute' in both, or leave the rows out"
+        )
+    names = ["this", "other"]
+    table = pd.DataFrame(
+        {
+            "formula": [one.formula, other.formula],
+            "parameters": [fact["parameters"] for fact in facts],
+            "log_likelihood": [fact["log_likelihood"] for fact in facts],
+            "aic": [fact["aic"] for fact in facts],
+            "bic": [fact["bic"] for fact in facts],
+        },
+        index=pd.Index(names, name="fit"),
+    )
+    return _left_out(table, one, other) if one.estimate == "posterior" else _tested(table, one, other)
+
+
+def _tested(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
+    """With the likelihood ratio test, where one model is inside the other."""
+    from scipy.stats import chi2
+
+    larger, smaller = sorted((one, other), key=lambda fit: -fit.found.diagnostics["parameters"])
+    big, small = larger.found.diagnostics, smaller.found.diagnostics
+    freedom = big["parameters"] - small["parameters"]
+    table["chi2"], table["df"], table["p"] = np.nan, np.nan, np.nan
+    inside = set(smaller.found.table.index) <= set(larger.found.table.index)
+    same = larger.coefficient_names == smaller.coefficient_names
+    if not inside or not freedom or (one.estimate == "reml" and not same):
+        why = "REML likelihoods of different fixed effects cannot be compared; fit with 'ml'"
+        table.attrs["test"] = why if inside and freedom else "no model is inside the other"
+        return table
+    statistic = max(2 * (big["log_likelihood"] - small["log_likelihood"]), 0.0)
+    row = table.index[0 if larger is one else 1]
+    table.loc[row, ["chi2", "df", "p"]] = statistic, freedom, float(chi2.sf(statistic, freedom))
+    extra = set(larger.found.table.index) - set(smaller.found.table.index)
+    bound = any(name.startswith("sd(") for name in extra)
+    table.attrs["test"] = "likelihood ratio test of the smaller model" + (
+        "; a standard deviation of 0 is at the boundary, so that p is too large" if bound else ""
+    )
+    return table
+
+
+def _left_out(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
+    """With how well each site is predicted from all others."""
+    found = [fit.left_out() for fit in (one, other)]
+    table["elpd_loo"] = [each["log_density"] for each in found]
+    table["se"] = [each["se"] for each in found]
+    table["unreliable_sites"] = [each["unreliable"] for each in found]
+    table.attrs["test"] = "log predictive density of each site's rows, given all other sites"
+    return table

@@ -1,0 +1,318 @@
+"""What a site says about its table before anything is fitted: a few counts, levels and moments."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from covey.fitting.expressions import Needs, evaluate, is_name, names_of, nearest, needs_of
+from covey.fitting.formula import Formula
+from covey.fitting.tables import Column, Table, column
+
+Missing: TypeAlias = Literal["drop", "impute", "indicator"]
+RULES = ("drop", "impute", "indicator")
+Level: TypeAlias = str | float | int | bool
+
+
+class Moments(NamedTuple):
+    """Count, mean and sum of squared deviations, which can be added up over sites."""
+
+    count: float
+    mean: float
+    squares: float
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> "Moments":
+        """Those of the values that are not missing.
+
+        Args:
+            values: Numbers, NaN where one is missing.
+        """
+        known = values[~np.isnan(values)]
+        if not len(known):
+            return cls(0.0, 0.0, 0.0)
+        mean = float(known.mean())
+        return cls(float(len(known)), mean, float(np.sum((known - mean) ** 2)))
+
+    def __add__(self, other: "Moments") -> "Moments":  # pyright: ignore[reportIncompatibleMethodOverride]
+        count = self.count + other.count
+        if not count:
+            return self
+        off = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + off * other.count / count,
+            self.squares + other.squares + off**2 * self.count * other.count / count,
+        )
+
+    @property
+    def sd(self) -> float:
+        """The standard deviation, with n - 1 as R has it."""
+        return float(np.sqrt(self.squares / max(self.count - 1, 1)))
+
+
+class Description(NamedTuple):
+    """What a site says about its table. Plain values only, so that it can be sent as JSON.
+
+    Attributes:
+        site: The site.
+        place: What messages call its table.
+        rows: Rows of the table.
+        absent: Columns that the formula needs and the table lacks, with a hint at a similar name.
+        kinds: For each column in use, "number", "text" or "empty".
+        missing: For each column in use, how many cells are missing.
+        levels: For each factor, its levels in the rows that a fit uses, with their counts; counts
+            are 0 where they are not needed.
+        categories: Levels in their order of pandas categoricals.
+        moments: For each expression that is scaled, and for columns that are imputed, count, mean
+            and sum of squared deviations.
+        outcome: Of the outcome: its kind, its values where there are up to two, and whether all are
+            counts.
+        groups: For each group of a bar term, "absent", "constant" or "varies".
+        complete: Rows that a fit uses.
+    """
+
+    site: str
+    place: str
+    rows: int
+    absent: dict[str, str]
+    kinds: dict[str, str]
+    missing: dict[str, int]
+    levels: dict[str, tuple[tuple[Level, int], ...]]
+    categories: dict[str, tuple[str, ...]]
+    moments: dict[str, Moments]
+    outcome: dict[str, Any]
+    groups: dict[str, str]
+    complete: int
+
+
+class Uses(NamedTuple):
+    """Columns by what they are used for.
+
+    Attributes:
+        predictors: Columns of terms, which can be imputed.
+        needed: Columns without which a row cannot be used: outcome, offset, weights, groups.
+        factors: Columns that are only used as `C(column)`.
+    """
+
+    predictors: tuple[str, ...]
+    needed: tuple[str, ...]
+    factors: frozenset[str]
+
+    @property
+    def every(self) -> tuple[str, ...]:
+        """All columns in use."""
+        return tuple(dict.fromkeys([*self.predictors, *self.needed]))
+
+
+def uses_of(
+    formula: Formula, needs: Needs, *, weights: str | None, groups: Sequence[str] = ()
+) -> Uses:
+    """Which columns a fit uses, and for what.
+
+    Args:
+        formula: The formula.
+        needs: What its right-hand side needs.
+        weights: The column of prior weights, if any.
+        groups: Columns of groups inside a site.
+    """
+    offsets = [name for one in formula.offsets for name in names_of(one)]
+    outcome = [name for one in formula.outcome.expressions for name in names_of(one)]
+    inner = {name for one in needs.factors.values() for name in names_of(one)}
+    needed = [*outcome, *offsets, *([weights] if weights else []), *groups]
+    return Uses(
+        tuple(name for name in needs.columns if name not in offsets),
+        tuple(dict.fromkeys(needed)),
+        frozenset(inner - {*needs.alone, *needs.inside, *needed}),
+    )
+
+
+def describe(
+    table: Table,
+    formula: Formula,
+    *,
+    missing: Missing = "drop",
+    weights: str | None = None,
+    client: str | None = None,
+) -> Description:
+    """What a site says about its table.
+
+    Args:
+        table: The site's table.
+        formula: The formula.
+        missing: What happens to rows with missing values; counts of levels are sent only where
+            missing values are filled in.
+        weights: The column of prior weights, if any.
+        client: The name of the site's group in the formula, where it is known.
+
+    Returns:
+        The description.
+
+    Example:
+        >>> import pandas as pd
+        >>> from covey.fitting.formula import parse
+        >>> rows = pd.DataFrame({"ill": ["yes", "no"], "age": [41, 67], "sex": ["f", None]})
+        >>> found = describe(Table("bern", rows), parse("ill ~ scale(age) + sex + (1 | site)"))
+        >>> found.levels, found.missing["sex"], found.complete, found.outcome["values"]
+        ({'sex': (('f', 0),)}, 1, 1, ['yes'])
+    """
+    needs = needs_of(formula)
+    groups = {bar.group: _group(table, bar.group, client) for bar in formula.bars}
+    inner = [name for name, found in groups.items() if found == "varies"]
+    uses = uses_of(formula, needs, weights=weights, groups=inner)
+    known = {name: nearest(name, list(table.frame.columns)) for name in uses.every}
+    absent = {name: hint for name, hint in known.items() if name not in table.frame}
+    columns = columns_of(table, uses)
+    text = [name for name in needs.alone if name in columns and columns[name].kind == "text"]
+    factors = dict.fromkeys(text) | needs.factors
+    fills, used = missing != "drop", usable(columns, uses, missing)
+    levels = {
+        name: _levels(name if inner is None else inner, columns, used, counted=fills)
+        for name, inner in factors.items()
+        if not set(names_of(name if inner is None else inner)) - set(columns)
+    }
+    scaled = {name: inner for name, inner in needs.scaled.items() if _all_numbers(inner, columns)}
+    moments = {name: Moments.of(numbers_of(inner, columns)) for name, inner in scaled.items()}
+    if fills:
+        moments |= {
+            name: Moments.of(columns[name].values)
+            for name in uses.predictors
+            if name in columns and columns[name].kind == "number"
+        }
+    return Description(
+        site=table.name,
+        place=table.place,
+        rows=len(table.frame),
+        absent=absent,
+        kinds={name: one.kind for name, one in columns.items()},
+        missing={name: int(one.missing.sum()) for name, one in columns.items()},
+        levels=levels,
+        categories={
+            name: one.categories for name, one in columns.items() if one.categories is not None
+        },
+        moments=moments,
+        outcome={} if absent else _outcome(formula, columns, used),
+        groups=groups,
+        complete=int(used.sum()) if columns else len(table.frame),
+    )
+
+
+def columns_of(table: Table, uses: Uses) -> dict[str, Column]:
+    """The columns in use that the table has.
+
+    Args:
+        table: The site's table.
+        uses: Which columns are used.
+    """
+    return {
+        name: column(table, name, is_factor=name in uses.factors)
+        for name in uses.every
+        if name in table.frame
+    }
+
+
+def usable(columns: dict[str, Column], uses: Uses, missing: Missing) -> np.ndarray:
+    """Which rows a fit uses.
+
+    Args:
+        columns: The columns in use.
+        uses: What they are used for.
+        missing: What happens to missing values.
+    """
+    names = uses.every if missing == "drop" else uses.needed
+    found = [columns[name].missing for name in names if name in columns]
+    size = len(next(iter(columns.values())).values) if columns else 0
+    return ~np.any(found, axis=0) if found else np.ones(size, bool)
+
+
+def numbers_of(expression: str, columns: dict[str, Column]) -> np.ndarray:
+    """An expression of numeric columns as floats.
+
+    Args:
+        expression: The expression.
+        columns: The columns.
+    """
+    values = {
+        name: columns[name].values for name in names_of(expression) if columns[name].kind != "text"
+    }
+    if not values:
+        size = len(next(iter(columns.values())).values)
+        return np.asarray(np.broadcast_to(evaluate(expression, {"": np.zeros(size)}), size), float)
+    return np.asarray(evaluate(expression, values), float)
+
+
+def _all_numbers(expression: str, columns: dict[str, Column]) -> bool:
+    return all(
+        name in columns and columns[name].kind != "text" for name in names_of(expression)
+    )
+
+
+def _group(table: Table, name: str, client: str | None) -> str:
+    if name == client or name not in table.frame:
+        return "absent"
+    values = {str(value) for value in table.frame[name]}
+    return "varies" if len(values) > 1 else "constant"
+
+
+def _levels(
+    expression: str, columns: dict[str, Column], used: np.ndarray, *, counted: bool
+) -> tuple[tuple[Level, int], ...]:
+    values = level_values(expression, columns)
+    counts = Counter(
+        value for value, use in zip(values, used, strict=True) if use and value is not None
+    )
+    ordered: list[Any] = sorted(counts)
+    return tuple((level, counts[level] if counted else 0) for level in ordered)
+
+
+def level_values(expression: str, columns: dict[str, Column]) -> list[Level | None]:
+    """The level of each row, None where it is missing; whole numbers as integers.
+
+    Args:
+        expression: A column, or what stands inside of C().
+        columns: The columns.
+    """
+    if is_name(expression):
+        one = columns[names_of(expression)[0]]
+        values = one.values
+        if one.kind == "text":
+            return list(values)
+    else:
+        values = np.asarray(evaluate(expression, {name: columns[name].values for name in columns}))
+        if values.dtype == bool:
+            return [bool(value) for value in values]
+    whole = bool(np.all(np.isnan(values) | (values == np.floor(values))))
+    return [
+        None if np.isnan(value) else int(value) if whole else float(value)
+        for value in values.tolist()
+    ]
+
+
+def outcome_column(formula: Formula, columns: dict[str, Column]) -> Column:
+    """The outcome of a formula with one expression on the left.
+
+    Args:
+        formula: The formula.
+        columns: The columns.
+    """
+    expression = formula.outcome.expressions[0]
+    if is_name(expression):
+        return columns[names_of(expression)[0]]
+    return Column("number", numbers_of(expression, columns))
+
+
+def _outcome(formula: Formula, columns: dict[str, Column], used: np.ndarray) -> dict[str, Any]:
+    if formula.outcome.kind != "plain":
+        return {"kind": "counts", "values": None, "whole": True, "categories": None}
+    found = outcome_column(formula, columns)
+    values = found.values[used]
+    values = values[~found.missing[used]]
+    distinct = sorted(set(values.tolist()))
+    numeric = found.kind != "text"
+    return {
+        "kind": found.kind,
+        "values": distinct if len(distinct) <= 2 or not numeric else None,
+        "whole": numeric and bool(np.all((values >= 0) & (values == np.floor(values)))),
+        "categories": found.categories,
+    }

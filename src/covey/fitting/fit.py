@@ -1,0 +1,240 @@
+"""`covey.fit`: a formula and one table per site."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from covey.data.federated import FederatedData
+from covey.fitting.combination import combine, warn_of
+from covey.fitting.description import RULES, Missing, describe
+from covey.fitting.design import Design, Rows
+from covey.fitting.expressions import is_name, names_of
+from covey.fitting.formula import Formula, parse
+from covey.fitting.methods import Estimate, check_method, found_by, method_of
+from covey.fitting.priors import LogPrior, Statistics, check_slopes, chosen_priors, printed
+from covey.fitting.tables import Place, Table, read_tables
+
+if TYPE_CHECKING:
+    from covey.fitting.result import Fit
+
+
+def fit(
+    formula: str,
+    data: "Mapping[str, Place] | Place | FederatedData",
+    *,
+    family: str | None = None,
+    estimate: Estimate = "posterior",
+    method: str = "marginal",
+    priors: "Mapping[str, str] | str | Path | None" = None,
+    missing: Missing = "drop",
+    weights: str | None = None,
+    client: str | None = None,
+    out: str | Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> "Fit":
+    """Fit a regression with random effects to tables that stay with their owners.
+
+    The formula is lme4's. Factor levels, means and standard deviations come from what sites say
+    about their tables, estimates from sums over sites: both are those of the pooled table.
+
+    Args:
+        formula: Outcome, predictors and bar terms, e.g.
+            "ill ~ age + sex + scale(chol) + C(cp) + (1 + age | hospital)". Bar terms: `(1 | g)`,
+            `(1 + x | g)`, `(x || g)`, `(0 + x | g)`, where g are the sites; and `(1 | g/ward)` for
+            groups inside of them. Also `x*z`, `x:z`, `I(x**2)`, `log(x)`, `offset(log(days))`, and
+            as outcome `cbind(successes, failures)` or `p(successes, totals)`. Without a bar term it
+            is a pooled regression. Words are factors without C().
+        data: For each site's name a data frame or a file; a folder with one CSV or Parquet file per
+            site; one table whose column g names the site; or `FederatedData`. Columns that the
+            formula does not name are not looked at.
+        family: "gaussian", "bernoulli", "binomial", "poisson" or "negative_binomial". Default: for
+            two values "bernoulli", of which the second in the order of the alphabet is the event;
+            for cbind() and p() "binomial"; else "gaussian".
+        estimate: "posterior" (default); "ml" for maximum likelihood; "reml" for Gaussian outcomes.
+        method: "marginal" (default) integrates the effects out, in about a dozen rounds; "fedpop"
+            and, without random effects, "fald" sample.
+        priors: By term, e.g. {"age": "normal(0, 1)", "sd(Intercept)": "half_normal(1)"}, or a TOML
+            file with such a table. Default: weakly informative ones, scaled by standard deviations
+            over all sites; `fit.priors` shows them.
+        missing: What happens to rows with missing values (blank, NA, NaN, ?, null): "drop" leaves
+            them out and counts them; "impute" fills in the mean over all sites or the most frequent
+            level; "indicator" does so and adds a column that marks them.
+        weights: Column of prior weights above 0. Default: all rows have weight 1.
+        client: Column that names the site, for one table without a bar term.
+        out: Folder to keep the fit in, for `covey.load_fit`. Default: it is not kept.
+        seed: Seed of everything random.
+        progress: Show progress once the work takes more than two seconds.
+
+    Returns:
+        The fit: `summary()`, `effects()`, `predict()`, `add_client()`, `compare()`, `report()`.
+
+    Raises:
+        ValueError: The formula or a table is not as it should be; the message names the place.
+
+    Example:
+        >>> import covey, numpy as np, pandas as pd
+        >>> random, tables = np.random.default_rng(0), {}
+        >>> for site in ["bern", "basel", "chur", "zug"]:
+        ...     dose = random.normal(size=30)
+        ...     gain = 2 * dose + random.normal() + random.normal(size=30)
+        ...     tables[site] = pd.DataFrame({"gain": gain, "dose": dose})
+        >>> found = covey.fit("gain ~ dose + (1 | site)", tables, estimate="ml", progress=False)
+        >>> found.summary()["mean"].round(1).to_dict()
+        {'Intercept': -0.1, 'dose': 2.1, 'sd(Intercept)': 0.8, 'sigma': 0.9}
+
+    Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
+    nonlinear mixed-effects model.
+    """
+    parsed = parse(formula)
+    if missing not in RULES:
+        raise ValueError(f"missing must be one of {', '.join(RULES)}, got {missing!r}")
+    label = client or next((b.within or b.group for b in parsed.bars), None)
+    left = parsed.outcome.expressions[0]
+    outcome = names_of(left)[0] if parsed.outcome.kind == "plain" and is_name(left) else None
+    tables = read_tables(data, client=label, outcome=outcome)
+    given = client or (label if _is_one_table(data) else None)
+    return fit_tables(
+        parsed,
+        tables,
+        family=family,
+        estimate=estimate,
+        method=method,
+        priors=priors,
+        missing=missing,
+        weights=weights,
+        client=given,
+        out=out,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def _is_one_table(data: object) -> bool:
+    if isinstance(data, (str, Path)):
+        return not Path(data).is_dir()
+    return isinstance(data, pd.DataFrame)
+
+
+def fit_tables(
+    formula: Formula,
+    tables: dict[str, Table],
+    *,
+    family: str | None,
+    estimate: Estimate,
+    method: str,
+    priors: "Mapping[str, str] | str | Path | None",
+    missing: Missing,
+    weights: str | None,
+    client: str | None,
+    out: str | Path | None,
+    seed: int,
+    progress: bool,
+    start: object = None,
+) -> "Fit":
+    """The fit of a formula to tables that are read; see `fit`.
+
+    Args:
+        formula: The formula.
+        tables: One per site.
+        family: See `fit`, as for all others.
+        estimate: What is estimated.
+        method: The method's name.
+        priors: By term, or a TOML file.
+        missing: What happens to missing values.
+        weights: Column of prior weights.
+        client: What the formula calls the sites, where it is known.
+        out: Folder to keep the fit in.
+        seed: Seed of everything random.
+        progress: Whether to show progress.
+        start: A fit to start from, whose maximum is near.
+    """
+    import covey
+    from covey.fitting.enrolment import started_from
+    from covey.fitting.result import Fit
+
+    described = [
+        describe(table, formula, missing=missing, weights=weights, client=client)
+        for table in tables.values()
+    ]
+    options = {"missing": missing, "weights": weights, "client": client}
+    design = combine(described, formula, family=family, **options)
+    check_method(design, method, estimate, has_priors=priors is not None)
+    notes = warn_of(described, formula)
+    rows = {name: design.rows_of(table) for name, table in tables.items()}
+    statistics = statistics_of(design, rows)
+    check_slopes(design, statistics, list(tables))
+    chosen = chosen_priors(design, statistics, priors)
+    prior = LogPrior.of(design, statistics, chosen)
+    algorithm = method_of(design, method, estimate, prior)
+    if isinstance(start, Fit):
+        algorithm = started_from(algorithm, start, design)
+    run = covey.run(
+        algorithm,
+        federated(design, rows),
+        seed=seed,
+        out=out,
+        progress=progress,
+        name=formula.text,
+        settings=_settings(formula, family, estimate, method, missing, weights),
+    )
+    has_prior = estimate == "posterior" and method != "fedpop"
+    result = Fit(
+        design=design,
+        estimate=estimate,
+        method=method,
+        priors=printed(chosen) if has_prior else {},
+        prior=prior,
+        found=found_by(run, design, method),
+        seed=seed,
+        notes=tuple(notes),
+        run=run,
+        tables=tables,
+    )
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def statistics_of(design: Design, rows: Mapping[str, Rows]) -> Statistics:
+    """Sums over sites that priors are scaled by.
+
+    Args:
+        design: The design.
+        rows: Rows of each site.
+    """
+    each = [Statistics.of(design, one) for one in rows.values()]
+    total = each[0]
+    for one in each[1:]:
+        total = total + one
+    return total
+
+
+def federated(design: Design, rows: Mapping[str, Rows]) -> FederatedData:
+    """The rows of sites as federated data.
+
+    Args:
+        design: The design.
+        rows: Rows of each site.
+    """
+    from covey.core.shard import Rows as Pair
+
+    x = np.concatenate([one.x for one in rows.values()])
+    y = np.concatenate([one.y for one in rows.values()])
+    two = design.family == "bernoulli"
+    return FederatedData.from_rows(
+        Pair(x, y.astype(np.int32) if two else y),
+        [len(one.y) for one in rows.values()],
+        names=list(rows),
+        features=list(design.features),
+        classes=2 if two else None,
+    )
+
+
+def _settings(formula, family, estimate, method, missing, weights) -> dict[str, dict[str, str]]:
+    given = {"formula": formula.text, "family": family, "estimate": estimate, "missing": missing}
+    known = {name: value for name, value in (given | {"weights": weights}).items() if value}
+    return {"method": {"name": method}, "fit": known}

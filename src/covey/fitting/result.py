@@ -1,0 +1,342 @@
+"""What a fit has found, in the terms of its formula and in the units of its tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from covey.fitting.comparison import compare
+from covey.fitting.design import Design
+from covey.fitting.enrolment import add_client
+from covey.fitting.methods import Estimate, Found, site_draws
+from covey.fitting.prediction import (
+    Draws,
+    as_table,
+    effects_of_a_new_site,
+    predicted,
+    probabilities_of,
+)
+from covey.fitting.priors import LogPrior
+from covey.fitting.sentences import Summary, sentences_of
+from covey.fitting.tables import Place, Table, read_table
+from covey.fitting.terms import Terms
+
+if TYPE_CHECKING:
+    from covey.fitting.posterior import FitPosterior
+    from covey.runs.run import Run
+
+_INTERVALS = (0.5, 0.9)
+
+
+@dataclass
+class Fit:
+    """A fitted regression with random effects; made by `covey.fit` and `covey.load_fit`.
+
+    Attributes:
+        design: Columns, levels and scales, the same for all sites.
+        estimate: "posterior", "ml" or "reml".
+        method: The method's name.
+        priors: For each term its prior, as text; empty where there is none.
+        prior: The log prior.
+        found: The shared parameters: table, draws and diagnostics.
+        seed: Seed of everything random.
+        notes: What a user should know about the tables.
+        run: The run; None for a fit that was loaded.
+        tables: The sites' tables; None for a fit that was loaded.
+        added: Draws of sites that were added without a refit.
+        site_draws_: Draws of the sites that took part, once they are known.
+        stored: What a loaded fit read beside these.
+    """
+
+    design: Design
+    estimate: Estimate
+    method: str
+    priors: dict[str, str]
+    prior: LogPrior
+    found: Found
+    seed: int
+    notes: tuple[str, ...] = ()
+    run: "Run | None" = None
+    tables: dict[str, Table] | None = None
+    added: dict[str, Draws] = field(default_factory=dict)
+    site_draws_: dict[str, Draws] | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Fit({self.formula}, {self.family}, {self.estimate}, {len(self.clients)} sites, "
+            f"{self.used_rows} rows)"
+        )
+
+    @property
+    def formula(self) -> str:
+        """The formula."""
+        return self.design.text
+
+    @property
+    def family(self) -> str:
+        """The family of the outcome."""
+        return self.design.family
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of the sites, those that were added last."""
+        return list(self.design.rows)
+
+    @property
+    def used_rows(self) -> int:
+        """Rows of all sites that are used."""
+        return sum(self.design.rows.values()) - sum(self.design.dropped.values())
+
+    @property
+    def coefficient_names(self) -> tuple[str, ...]:
+        """Names of the fixed effects."""
+        return Terms.of(self.design).coefficients
+
+    @property
+    def published(self) -> Any:
+        """What a site needs to find its own effects."""
+        if self.run is not None:
+            return self.run.published
+        if "published" not in self.stored:
+            raise ValueError(
+                f"this fit was loaded and {self.method} keeps nothing to personalise it with; fit "
+                "again with the new site"
+            )
+        return self.stored["published"]()
+
+    def all_tables(self) -> dict[str, Table]:
+        """The tables of all sites, for a refit."""
+        if self.tables is None:
+            raise ValueError(
+                "a fit that was loaded has no rows; give the tables to covey.fit again, or load it "
+                "with covey.load_fit(folder, data=...)"
+            )
+        return self.tables
+
+    def summary(self) -> pd.DataFrame:
+        """The shared parameters: one row per term.
+
+        Returns:
+            A table with `mean`, `sd`, `q05` and `q95` (for "ml" and "reml": estimate, standard
+            error and the ends of the 90 % Wald interval) and diagnostics. Printed, it comes with
+            sentences: rounds, bytes, what left each site, rows dropped, convergence.
+        """
+        table = Summary(self.found.table)
+        table.attrs["sentences"] = sentences_of(self)
+        table.attrs["k_hat"] = self.found.diagnostics.get("k_hat")
+        return table
+
+    def site_draws(self) -> dict[str, Draws]:
+        """Draws of the shared parameters and of the effects, in pairs, by site."""
+        if self.site_draws_ is None:
+            if self.run is None:
+                raise ValueError("this fit was loaded without draws of its sites")
+            names = [name for name in self.clients if name not in self.added]
+            self.site_draws_ = site_draws(self.run, self.design, names)
+        return self.site_draws_ | self.added
+
+    def effects(self) -> pd.DataFrame:
+        """How each site deviates from the shared coefficients.
+
+        Returns:
+            A table with columns client, term, mean, sd, q05 and q95, in the units of the term.
+        """
+        return self._by_site(lambda draws: draws.effects)
+
+    def coefficients(self) -> pd.DataFrame:
+        """Each site's own coefficients: the shared ones plus its deviations.
+
+        Returns:
+            A table with columns client, term, mean, sd, q05 and q95, for terms that vary.
+        """
+        terms = Terms.of(self.design)
+        index = {name: at for at, name in enumerate(terms.coefficients)}
+
+        def own(draws: Draws) -> np.ndarray:
+            shared = [
+                draws.shared[:, index[name]] if name in index else np.zeros(len(draws.shared))
+                for name in terms.effects
+            ]
+            return np.column_stack(shared) + draws.effects
+
+        return self._by_site(own)
+
+    def _by_site(self, values_of: Any) -> pd.DataFrame:
+        terms = Terms.of(self.design)
+        names = ["mean", "sd", "q05", "q95"]
+        if not terms.effects:
+            return pd.DataFrame(columns=["client", "term", *names])
+        pieces = []
+        for site, draws in self.site_draws().items():
+            values = values_of(draws)
+            low, high = np.quantile(values, (0.05, 0.95), axis=0)
+            columns = dict(zip(names, (values.mean(0), values.std(0), low, high), strict=True))
+            pieces.append(pd.DataFrame({"client": site, "term": list(terms.effects)} | columns))
+        return pd.concat(pieces, ignore_index=True)
+
+    @cached_property
+    def posterior(self) -> "FitPosterior":
+        """Draws by the names of the terms: `.shared`, `.client(name)`, `.to_netcdf(path)`."""
+        from covey.fitting.posterior import FitPosterior
+
+        return FitPosterior(self)
+
+    def draws_for(self, client: str | None) -> Draws:
+        """Draws that predictions for a site use: its own, or those of a new site.
+
+        Args:
+            client: The site; None, or a name that is not known, is a new site.
+        """
+        terms = Terms.of(self.design)
+        if not terms.effects:
+            shared = self.found.draws
+            return Draws(shared, np.zeros((len(shared), 0))).thinned(1000)
+        if client is not None and client in self.clients:
+            return self.site_draws()[client]
+        return effects_of_a_new_site(terms, self.found.draws, self.seed).thinned(1000)
+
+    def predict(
+        self,
+        table: Place,
+        client: str | None = None,
+        *,
+        intervals: Sequence[float] = _INTERVALS,
+        new_levels: str = "error",
+    ) -> pd.DataFrame:
+        """Predictions for new rows.
+
+        Args:
+            table: New rows: a data frame, or a CSV or Parquet file, with the columns of the formula
+                in any order. The outcome is not needed.
+            client: The site that the rows are of. None, or a name that is not known, is a new site,
+                whose effects vary as those of the population.
+            intervals: Probabilities of the intervals. Default: 50 and 90 %.
+            new_levels: "error" (default) names a factor level that no site had; "reference"
+                predicts it as the factor's first level.
+
+        Returns:
+            One row per row: `mean`, and the ends of the intervals: q05, q25, q75, q95. For two
+            values these are the probability of the event and an interval of that probability; for
+            others of the outcome. Rows with missing values are NaN, with a warning.
+        """
+        if new_levels not in ("error", "reference"):
+            raise ValueError(f"new_levels must be 'error' or 'reference', got {new_levels!r}")
+        read = read_table(table, "new rows")
+        rows = self.design.rows_of(read, with_outcome=False, new_levels=new_levels)
+        gone = len(read.frame) - len(rows.kept)
+        if gone:
+            import warnings
+
+            warnings.warn(
+                f"{gone} of {len(read.frame)} rows have missing values and no prediction; fit with "
+                "missing='impute' to fill them in",
+                stacklevel=2,
+            )
+        wanted = probabilities_of(intervals)
+        means, quantiles = predicted(self.design, rows.x, self.draws_for(client), wanted)
+        found = as_table(means, quantiles, wanted, rows.kept, len(read.frame))
+        if isinstance(table, pd.DataFrame):
+            found.index = table.index
+        return found
+
+    def fitted(self) -> pd.DataFrame:
+        """Predictions for the training rows, which stay with their sites.
+
+        Returns:
+            A table with columns client, observed, mean, q05, q25, q75 and q95.
+        """
+        wanted, pieces = probabilities_of(_INTERVALS), []
+        for site, table in self.all_tables().items():
+            rows = self.design.rows_of(table)
+            means, quantiles = predicted(self.design, rows.x, self.draws_for(site), wanted)
+            one = as_table(means, quantiles, wanted, np.arange(len(means)), len(means))
+            one.insert(0, "observed", rows.y)
+            one.insert(0, "client", site)
+            pieces.append(one)
+        return pd.concat(pieces, ignore_index=True)
+
+    def add_client(self, name: str, table: Place | None = None, *, refit: bool = False) -> "Fit":
+        """The fit with one more site.
+
+        Args:
+            name: The new site.
+            table: Its table: many rows, a few, or none (None).
+            refit: False (default) finds its effects from the posterior of the shared parameters,
+                which stay as they are, and nothing leaves the site. True fits again with its rows,
+                from the present maximum.
+
+        Returns:
+            A new fit; this one stays as it is.
+        """
+        return add_client(self, name, table, refit=refit)
+
+    def compare(self, other: "Fit") -> pd.DataFrame:
+        """This fit and another one of the same rows, side by side.
+
+        Args:
+            other: The other fit.
+
+        Returns:
+            One row per fit: log-likelihood, AIC and BIC; for "ml" and "reml" the likelihood ratio
+            test where one model is inside the other, for "posterior" how well each site is
+            predicted from all others. `attrs["test"]` says what was compared.
+        """
+        return compare(self, other)
+
+    def left_out(self) -> dict[str, float]:
+        """How well each site's rows are predicted from those of all other sites; one round."""
+        if "left_out" not in self.stored:
+            if self.run is None:
+                raise ValueError(
+                    "this fit was saved without leaving sites out: call fit.left_out() before save()"
+                )
+            found = self.run.posterior.shared.law.leave_one_client_out()
+            self.stored["left_out"] = found._asdict()
+        return self.stored["left_out"]
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Rounds, bytes, k-hat, effective draws, and in words what to know about the fit."""
+        known = {key: value for key, value in self.found.diagnostics.items() if value is not None}
+        return self.traffic | known | {"warnings": list(self.notes)}
+
+    @property
+    def traffic(self) -> dict[str, Any]:
+        """Rounds, questions, and the bytes that one site received and sent."""
+        if self.run is None:
+            return self.stored.get("traffic", {})
+        metrics, asked, sites = self.run.metrics, self.run.questions, self.run.data.clients
+        up, down = (
+            float(metrics[name].sum()) + (float(asked[name].sum()) if len(asked) else 0.0)
+            for name in ("bytes_up", "bytes_down")
+        )
+        return {
+            "rounds": self.run.round,
+            "questions": len(asked),
+            "bytes_up": up / sites,
+            "bytes_down": down / sites,
+        }
+
+    def report(self, path: str | Path) -> Path:
+        """Write the report of the fit, one HTML file.
+
+        Args:
+            path: The file.
+        """
+        from covey.report.from_fit import write
+
+        return write(self, Path(path))
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep the fit in a folder, for `covey.load_fit`: tables, draws and design, no rows.
+
+        Args:
+            folder: The folder; it is made where it does not exist.
+        """
+        from covey.fitting.store import save
+
+        return save(self, Path(folder))

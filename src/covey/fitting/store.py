@@ -1,0 +1,218 @@
+"""A fit in a folder: tables to read, draws, and what is needed to predict and to add sites. No rows.
+
+summary.csv    the shared parameters
+effects.csv    the sites' deviations
+fit.json       design, priors, diagnostics, versions
+draws.npz      draws, for predictions
+posterior.nc   draws, for ArviZ
+published.bin  what a new site needs to find its effects
+config.toml    settings and versions
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from covey.core import atomic_files
+from covey.fitting.design import Design
+from covey.fitting.methods import Found, method_of
+from covey.fitting.prediction import Draws
+from covey.fitting.priors import LogPrior, Prior
+from covey.fitting.tables import Place, read_tables
+
+if TYPE_CHECKING:
+    from covey.data.federated import FederatedData
+    from covey.fitting.result import Fit
+
+FORMAT = 1
+
+
+def save(fit: "Fit", folder: Path) -> Path:
+    """Write a fit to a folder; see `Fit.save`.
+
+    Args:
+        fit: The fit.
+        folder: The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sites = fit.site_draws()
+    _write_csv(folder / "summary.csv", fit.found.table.reset_index())
+    _write_csv(folder / "effects.csv", fit.effects())
+    arrays = {"shared": fit.found.draws}
+    if sites:
+        arrays["site_shared"] = np.stack([one.shared for one in sites.values()])
+        arrays["site_effects"] = np.stack([one.effects for one in sites.values()])
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **{k: v.astype(np.float32) for k, v in arrays.items()})
+    atomic_files.write(folder / "draws.npz", buffer.getvalue())
+    fit.posterior.to_netcdf(folder / "posterior.nc")
+    if fit.method == "marginal":
+        _write_published(fit, folder / "published.bin")
+    if not (folder / "config.toml").exists():
+        _write_config(fit, folder / "config.toml")
+    content = {
+        "format": FORMAT,
+        "covey": version("covey"),
+        "estimate": fit.estimate,
+        "method": fit.method,
+        "seed": fit.seed,
+        "design": fit.design.to_json(),
+        "priors": fit.priors,
+        "prior": {"priors": fit.prior.priors, "means": fit.prior.means},
+        "diagnostics": fit.found.diagnostics,
+        "traffic": fit.traffic,
+        "notes": fit.notes,
+        "sites": list(sites),
+        "added": list(fit.added),
+        "left_out": fit.stored.get("left_out"),
+    }
+    text = json.dumps(content, indent=1, default=_plain)
+    atomic_files.write(folder / "fit.json", text.encode())
+    return folder
+
+
+def load_fit(
+    folder: str | Path, *, data: "Mapping[str, Place] | Place | FederatedData | None" = None
+) -> "Fit":
+    """A fit that was saved, by `Fit.save` or `covey.fit(out=...)`.
+
+    Args:
+        folder: The folder.
+        data: The sites' tables, as `covey.fit` takes them; only for `fitted()` and for adding a
+            site with a refit. Default: none.
+
+    Returns:
+        The fit: it summarises, predicts and adds sites as before it was saved.
+
+    Raises:
+        ValueError: The folder holds no fit, or one of another version.
+
+    Example:
+        >>> import covey
+        >>> covey.load_fit("nowhere")
+        Traceback (most recent call last):
+        ...
+        ValueError: nowhere holds no fit: it has no fit.json; give the folder of covey.fit(out=...)
+    """
+    from covey.fitting.result import Fit
+
+    folder = Path(folder)
+    content = _read(folder)
+    design = Design.from_json(content["design"])
+    table = pd.read_csv(folder / "summary.csv", keep_default_na=False, na_values=[""])
+    with np.load(folder / "draws.npz", allow_pickle=False) as arrays:
+        found = {name: arrays[name].astype(float) for name in arrays.files}
+    sites = {
+        name: Draws(found["site_shared"][at], found["site_effects"][at])
+        for at, name in enumerate(content["sites"])
+    }
+    added = {name: sites[name] for name in content["added"]}
+    stored: dict[str, Any] = {"traffic": content["traffic"]}
+    if content["left_out"] is not None:
+        stored["left_out"] = content["left_out"]
+    prior = LogPrior(
+        tuple(
+            (part, tuple(Prior(name, tuple(values)) for name, values in priors))
+            for part, priors in content["prior"]["priors"]
+        ),
+        tuple(content["prior"]["means"]),
+    )
+    fit = Fit(
+        design=design,
+        estimate=content["estimate"],
+        method=content["method"],
+        priors=content["priors"],
+        prior=prior,
+        found=Found(table.set_index("term"), found["shared"], content["diagnostics"]),
+        seed=content["seed"],
+        notes=tuple(content["notes"]),
+        tables=None if data is None else read_tables(data, client=design.client),
+        added=added,
+        site_draws_={name: one for name, one in sites.items() if name not in added},
+        stored=stored,
+    )
+    if (folder / "published.bin").exists():
+        stored["published"] = lambda: _published(fit, folder / "published.bin")
+    return fit
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / "fit.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} holds no fit: it has no fit.json; give the folder of covey.fit(out=...)"
+        )
+    try:
+        content = json.loads(path.read_text())
+        kind, by = content["format"], content["covey"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); fit again") from None
+    if kind != FORMAT:
+        raise ValueError(
+            f"{folder} was written by covey {by} in format {kind}, and this version, "
+            f"{version('covey')}, reads format {FORMAT}; fit again, or use covey {by}"
+        )
+    return content
+
+
+def _write_csv(path: Path, table: pd.DataFrame) -> None:
+    atomic_files.write(path, table.to_csv(index=False).encode())
+
+
+def _write_config(fit: "Fit", path: Path) -> None:
+    from covey.runs import toml
+    from covey.runs.environment import versions
+
+    design = fit.design
+    known = {"formula": design.text, "family": design.family, "estimate": fit.estimate}
+    tables = {
+        "method": {"name": fit.method},
+        "fit": known | {"missing": design.missing},
+        "run": {"seed": fit.seed},
+        "environment": versions(),
+    }
+    atomic_files.write(path, toml.text_of(tables).encode())
+
+
+def _write_published(fit: "Fit", path: Path) -> None:
+    import jax
+
+    from covey.core import wire
+
+    atomic_files.write(path, wire.pack(jax.device_get(fit.published)))
+
+
+def _published(fit: "Fit", path: Path) -> Any:
+    """What new sites need, read with the shapes that the method says."""
+    import jax
+    import jax.numpy as jnp
+
+    from covey.algorithms.marginal_state import Published
+    from covey.core import wire
+    from covey.core.shard import Rows, Spec
+
+    design = fit.design
+    two = design.family == "bernoulli"
+    x = jax.ShapeDtypeStruct((len(design.features),), np.float32)
+    row = Rows(x, jax.ShapeDtypeStruct((), np.int32 if two else np.float32))
+    spec = Spec(row, 2 if two else None, features=design.features)
+    method = method_of(design, fit.method, fit.estimate, fit.prior)
+    state = jax.eval_shape(lambda key: method.init(key, spec), jax.random.key(0))
+    like = Published(state)
+    if fit.estimate == "posterior":
+        size = state.climb.point.shape[0]
+        like = like._replace(points=jax.ShapeDtypeStruct((-1, size), np.float32))
+    return jax.tree.map(jnp.asarray, wire.unpack(path.read_bytes(), like))
+
+
+def _plain(value: Any) -> Any:
+    """Values that JSON does not know."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
