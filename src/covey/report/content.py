@@ -113,7 +113,7 @@ class Draws:
     Attributes:
         density: Kernel density estimates: parameter, value, density.
         trace: Some of the draws in their order: parameter, chain, draw, value.
-        diagnostics: One row per parameter: parameter, r_hat, ess_bulk, ess_tail.
+        diagnostics: One row per parameter: parameter, and columns such as r_hat and ess.
         sentences: The diagnostics in words.
         poor: Whether one of them asks for caution.
     """

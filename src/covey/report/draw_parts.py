@@ -43,7 +43,7 @@ def draws_section(
 
     Args:
         draws: By parameter, an array (chains, draws); the first dozen are plotted.
-        diagnostics: One row per parameter: parameter, r_hat, ess_bulk, ess_tail.
+        diagnostics: One row per parameter: parameter, and r_hat, ess_bulk, ess_tail or ess.
         k_hat: Reliability of importance weights. Default: the draws have none.
 
     Returns:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from scipy.stats import beta
 
 from covey.report import page
+from covey.report.bins import FEWEST_ROWS, at_least, share_interval
 from covey.report.content import (
     Calibration,
     Content,
@@ -25,7 +25,6 @@ from covey.report.posterior_parts import PosteriorParts, posterior_parts
 from covey.report.units import in_bytes
 from covey.report.words import listed
 
-_FEWEST_ROWS = 10  # of a bin: a bin of one row would be about one person
 SCALES: dict[str, Scale] = {
     "bernoulli": "odds ratio",
     "binomial": "odds ratio",
@@ -47,7 +46,10 @@ def write(
             ones. Default: there are none.
         finished: Whether the run is at its end; before that, its posterior is not drawn.
     """
-    page.write(content_of(run, settings=settings, unseen=unseen, posterior=finished), path)
+    # A fit writes its own report, in the terms of its formula.
+    posterior = finished and "\n[fit]\n" not in settings
+    content = content_of(run, settings=settings, unseen=unseen, posterior=posterior)
+    page.write(content, path)
 
 
 def content_of(
@@ -76,7 +78,7 @@ def content_of(
     parts = posterior_parts(run, scale) if posterior else PosteriorParts()
     fairness, calibration = _evaluated(run)
     new_site = _new_site(run, unseen, parts.new_site)
-    traffic, privacy = _traffic(run), _privacy(run)
+    traffic, privacy = _traffic(run), privacy_of(run)
     names = [run.data.name_of(at) for at in range(run.data.clients)]
     rows = int(np.sum(run.data.counts("train")))
     sentences = (
@@ -156,7 +158,7 @@ def _bins(table: pd.DataFrame) -> pd.DataFrame:
     """Bins of a reliability diagram, joined to at least ten rows each, with intervals."""
     filled = table[table["count"] > 0]
     count = filled["count"].to_numpy()
-    group = _at_least(count, _FEWEST_ROWS)
+    group = at_least(count, FEWEST_ROWS)
     sums = pd.DataFrame(
         {
             "predicted": filled["confidence"].to_numpy() * count,
@@ -168,32 +170,6 @@ def _bins(table: pd.DataFrame) -> pd.DataFrame:
     low, high = share_interval(total["observed"].to_numpy(), total["count"].to_numpy())
     bins = total[["predicted", "observed"]].div(total["count"], axis="index")
     return bins.assign(q05=low, q95=high, count=total["count"]).reset_index(drop=True)
-
-
-def _at_least(counts: np.ndarray, fewest: int) -> np.ndarray:
-    """Groups of neighbouring bins with at least so many rows each, where there are enough."""
-    groups, inside, current = [], 0, 0
-    for count in counts:
-        groups.append(current)
-        inside += count
-        if inside >= fewest:
-            current, inside = current + 1, 0
-    made = np.array(groups, int)
-    if inside and current:  # too few are left at the end: they join the bin before
-        made[made == current] = current - 1
-    return made
-
-
-def share_interval(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Interval of probability 0.9 of a share, from a Beta posterior under Jeffreys' prior.
-
-    Example:
-        >>> low, high = share_interval(np.array([5]), np.array([10]))
-        >>> float(low[0]).__round__(3), float(high[0]).__round__(3)
-        (0.269, 0.731)
-    """
-    ends = [beta.ppf(side, hits + 0.5, count - hits + 0.5) for side in (0.05, 0.95)]
-    return ends[0], ends[1]
 
 
 def _new_site(run: Any, unseen: Any, drawn: NewSite | None) -> NewSite | None:
@@ -211,23 +187,26 @@ def _new_site(run: Any, unseen: Any, drawn: NewSite | None) -> NewSite | None:
     return NewSite(before.effects, measures, (sentence, *before.sentences))
 
 
+def parts_of_upload(run: Any) -> pd.DataFrame | None:
+    """The parts of what one site sends in one round: part, shape, values."""
+    leaves = jax.tree_util.tree_leaves_with_path(run.upload)
+    rows = [
+        {
+            "part": jax.tree_util.keystr(path, simple=True, separator=".") or "values",
+            "shape": " x ".join(map(str, leaf.shape)) or "one value",
+            "values": int(np.prod(leaf.shape)),
+        }
+        for path, leaf in leaves
+    ]
+    return pd.DataFrame(rows) if rows else None
+
+
 def _traffic(run: Any) -> Traffic | None:
-    messages = messages_of(run.metrics, run.questions)
+    messages: Any = messages_of(run.metrics, run.questions)
     if messages is None:
         return None
-    shapes = run.upload
-    leaves = jax.tree_util.tree_leaves_with_path(shapes)
-    parts: Any = pd.DataFrame(
-        [
-            {
-                "part": jax.tree_util.keystr(path, simple=True, separator=".") or "values",
-                "shape": " x ".join(map(str, leaf.shape)) or "one value",
-                "values": int(np.prod(leaf.shape)),
-            }
-            for path, leaf in leaves
-        ]
-    )
-    values = int(parts["values"].sum()) if len(parts) else 0
+    parts: Any = parts_of_upload(run)
+    values = 0 if parts is None else int(parts["values"].sum())
     total = messages["bytes_up"].sum()
     sentence = (
         f"In each round a site sent {values} values computed from its rows, never a row: "
@@ -238,10 +217,11 @@ def _traffic(run: Any) -> Traffic | None:
         if run.ledger is None
         else "The privacy budget below bounds what uploads can tell about single rows."
     )
-    return Traffic(parts if len(parts) else None, messages, sentences=(sentence, more))
+    return Traffic(parts, messages, sentences=(sentence, more))
 
 
-def _privacy(run: Any) -> Privacy | None:
+def privacy_of(run: Any) -> Privacy | None:
+    """The privacy budget of a run; None where it has none."""
     if run.ledger is None:
         return None
     budget, spent = run.ledger.budget, run.ledger.spent(run.round)

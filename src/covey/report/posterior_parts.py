@@ -103,7 +103,7 @@ def _shared_part(run: Any, scale: Scale) -> tuple[PosteriorParts, dict[str, np.n
         rest[columns].reset_index(drop=True),
         scale,
         _units(run),
-        (_reading(scale, bool(run.data.spec.standardised)),),
+        (reading_of(scale, standardised=bool(run.data.spec.standardised)),),
     )
     diagnostics = table.drop(columns="parameter").rename(columns={"term": "parameter"})
     draws = draws_section(
@@ -259,7 +259,8 @@ def _units(run: Any) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _reading(scale: Scale, standardised: bool) -> str:
+def reading_of(scale: Scale, *, standardised: bool) -> str:
+    """How to read a coefficient or a ratio, in a sentence or two."""
     per = "one standard deviation of its column" if standardised else "one unit of its column"
     if scale == "coefficient":
         return f"A coefficient is the change of the predictor for {per}, all else equal."

@@ -8,6 +8,7 @@ import pandas as pd
 
 HIGHEST_R_HAT = 1.05  # as in `covey.inference.trace`, which takes seconds to import
 FEWEST_EFFECTIVE = 100
+_EFFECTIVE = ("ess", "ess_bulk", "ess_tail")
 _GOOD_K_HAT, _HIGHEST_K_HAT = 0.5, 0.7  # Vehtari et al. (2024), Pareto smoothed importance sampling
 
 
@@ -22,10 +23,11 @@ def judge_chains(diagnostics: pd.DataFrame) -> list[Judgement]:
     """R-hat and effective draws in words.
 
     Args:
-        diagnostics: One row per parameter: parameter, r_hat, ess_bulk, ess_tail.
+        diagnostics: One row per parameter: parameter, and of r_hat, ess_bulk, ess_tail and ess
+            those that are known.
 
     Returns:
-        One judgement for each of the two; parameters that never change are not judged.
+        One judgement for each that is known; parameters that never change are not judged.
 
     Example:
         >>> table = pd.DataFrame({"parameter": ["age"], "r_hat": [1.2]})
@@ -33,8 +35,9 @@ def judge_chains(diagnostics: pd.DataFrame) -> list[Judgement]:
         'The chains disagree: R-hat is 1.2 for age (good is below 1.05). Draw more.'
     """
     table: Any = diagnostics.set_index("parameter")
-    r_hat = table["r_hat"].dropna()
-    effective = table[["ess_bulk", "ess_tail"]].min(axis="columns").dropna()
+    r_hat = table["r_hat"].dropna() if "r_hat" in table else table.index[:0]
+    sizes = [name for name in _EFFECTIVE if name in table]
+    effective = table[sizes].min(axis="columns").dropna() if sizes else table.index[:0]
     found = []
     if len(r_hat) and r_hat.max() > HIGHEST_R_HAT:
         at = f"R-hat is {r_hat.max():.3g} for {r_hat.idxmax()}"

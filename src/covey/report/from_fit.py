@@ -1,0 +1,299 @@
+"""The report of a fit (`covey.fit`): its formula's terms, sites, predictions and messages."""
+
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from covey.report import page
+from covey.report.alone import estimated_alone
+from covey.report.content import (
+    Content,
+    Draws,
+    NewSite,
+    Settings,
+    SharedEffects,
+    SiteEffects,
+    Traffic,
+)
+from covey.report.draw_parts import draws_section
+from covey.report.from_run import SCALES, parts_of_upload, privacy_of
+from covey.report.measures import convergence_of, messages_of
+from covey.report.posterior_parts import effects_in_words, reading_of
+from covey.report.predictions import calibration_of, errors_of, fairness_of_predictions
+from covey.report.units import in_bytes
+from covey.report.words import listed
+
+_CHAINS = 4  # that independent draws are shown as
+_ALONE = ("bernoulli", "gaussian", "poisson")
+_PACKAGES = ("covey", "jax", "numpy", "formulaic")
+
+
+def write(fit: Any, path: Path) -> Path:
+    """Write the report of a fit as one HTML file.
+
+    Args:
+        fit: A `covey.Fit`.
+        path: The file; its folder is made where it does not exist.
+
+    Returns:
+        The path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.write(content_of_fit(fit), path)
+    return path
+
+
+def content_of_fit(fit: Any) -> Content:
+    """The content of the report of a fit.
+
+    Args:
+        fit: A `covey.Fit`; one that was loaded without tables has no section on predictions, and
+            one without random effects none on sites.
+
+    Returns:
+        The content. Predictions enter in bins of many rows only.
+    """
+    summary = fit.summary()
+    shared = _shared(fit, summary)
+    sites, new_site = _sites(fit), _new_site(fit)
+    predictions = None if fit.tables is None else fit.fitted()
+    outcome = fit.design.outcome_levels
+    calibration = errors = fairness = None
+    if predictions is not None:
+        calibration = calibration_of(predictions, fit.family)
+        errors = errors_of(predictions, fit.family, outcome)
+        fairness = fairness_of_predictions(predictions, fit.family)
+    draws = _draws(fit, summary) if fit.estimate == "posterior" else None
+    said, cautions = _said(summary, draws)
+    sentences = (
+        *said[:2],
+        effects_in_words(shared),
+        *(() if sites is None else sites.sentences[:1]),
+        *(() if new_site is None else new_site.sentences[:1]),
+        *said[2:],
+    )
+    run = fit.run
+    return Content(
+        title=fit.formula,
+        subtitle=_subtitle(fit),
+        facts=_facts(fit),
+        sentences=tuple(filter(None, sentences)),
+        cautions=cautions,
+        shared=shared,
+        sites=sites,
+        new_site=new_site,
+        calibration=calibration,
+        errors=errors,
+        draws=draws,
+        traffic=_traffic(fit),
+        privacy=None if run is None else privacy_of(run),
+        fairness=fairness,
+        convergence=None if run is None else convergence_of(run.metrics),
+        settings=_settings(fit),
+    )
+
+
+def _said(summary: Any, draws: Draws | None) -> tuple[list[str], tuple[str, ...]]:
+    """The sentences of the fit, and those of them that ask for caution."""
+    sentences = list(summary.attrs.get("sentences", ()))
+    alarming = [one for one in sentences if "NOT" in one]
+    cautions = [*alarming, *(draws.sentences[:1] if draws is not None and draws.poor else ())]
+    return [one for one in sentences if one not in alarming], tuple(cautions)
+
+
+def _subtitle(fit: Any) -> str:
+    how = {"posterior": "posterior", "ml": "maximum likelihood", "reml": "REML"}[fit.estimate]
+    return f"{fit.family} regression, {how}, {len(fit.clients)} sites, {fit.used_rows} rows"
+
+
+def _facts(fit: Any) -> tuple[tuple[str, str], ...]:
+    traffic = fit.traffic
+    facts = [
+        ("sites", str(len(fit.clients))),
+        ("rows used", str(fit.used_rows)),
+        ("rows dropped", str(sum(fit.design.dropped.values()))),
+    ]
+    if traffic:
+        facts += [
+            ("rounds", str(traffic["rounds"])),
+            ("sent per site", in_bytes(traffic["bytes_up"])),
+        ]
+    return tuple(facts)
+
+
+def _shared(fit: Any, summary: Any) -> SharedEffects:
+    table: Any = pd.DataFrame(summary)[["mean", "sd", "q05", "q95"]].reset_index()
+    own = table["term"].isin(list(fit.design.columns))
+    scale = SCALES.get(fit.family, "coefficient")
+    units = tuple(
+        (name, f"{sd:.3g} (1 SD)")
+        for name, (_, sd) in fit.design.scaled.items()
+        if sd is not None and name in set(fit.design.columns)
+    )
+    notes = [reading_of(scale, standardised=False)]
+    if fit.estimate != "posterior":
+        notes.append(
+            "Means and SDs are estimates and their standard errors; intervals are Wald's, of 90 %."
+        )
+    return SharedEffects(
+        table[own].reset_index(drop=True),
+        table[~own].reset_index(drop=True),
+        scale,
+        units,
+        tuple(notes),
+    )
+
+
+def _sites(fit: Any) -> SiteEffects | None:
+    effects = fit.effects()
+    if not len(effects):
+        return None
+    first = effects["term"].iloc[0]
+    ordered = effects[effects["term"] == first].sort_values("mean")
+    clear = ordered[(ordered["q05"] > 0) | (ordered["q95"] < 0)]["client"]
+    who = f"; clearly different from the typical site: {listed(list(clear))}" if len(clear) else ""
+    sentence = (
+        f"Sites differ: {first} is lowest at {ordered['client'].iloc[0]} and highest at "
+        f"{ordered['client'].iloc[-1]}{who}."
+    )
+    alone = _alone(fit, effects)
+    notes = [
+        sentence,
+        "Values are deviations from the shared coefficients, on the scale of the "
+        "predictor; intervals have probability 0.9.",
+    ]
+    if alone is not None:
+        notes.append(
+            "Alone: a site's deviation from its own rows without the other sites, the shared "
+            "coefficients held fixed. Together, sites with few rows move most."
+        )
+        lost = list(alone[alone["alone"].isna()]["client"].unique())
+        if lost:
+            notes.append(f"Not estimable alone: {listed(lost)}.")
+    terms = dict.fromkeys(effects["term"], 0.0)
+    kind = "deviation from the shared coefficient"
+    return SiteEffects(effects, kind, tuple(terms.items()), alone, tuple(notes))
+
+
+def _alone(fit: Any, effects: Any) -> pd.DataFrame | None:
+    """Each site's deviations from its own rows alone, for families where they are quick to find."""
+    design = fit.design
+    if fit.tables is None or design.family not in _ALONE or design.group or design.weights:
+        return None
+    means = fit.summary()["mean"]
+    together, rows = effects.set_index(["client", "term"])["mean"], []
+    for site, table in fit.tables.items():
+        made = design.rows_of(table)
+        columns = dict(zip(design.features, np.asarray(made.x, float).T, strict=True))
+        columns["Intercept"] = np.ones(len(made.y))
+        offset = np.zeros(len(made.y))
+        for name, column in columns.items():
+            if name in means.index:
+                offset = offset + means[name] * column
+            elif name in design.special:  # the offset: other roles are left to the method
+                offset = offset + column
+        own = np.stack([columns[name] for name in design.effects], axis=1)
+        found = estimated_alone(design.family, own, np.asarray(made.y, float), offset)
+        rows += [
+            {
+                "client": site,
+                "term": name,
+                "alone": value,
+                "together": together[site, name],
+                "rows": len(made.y),
+            }
+            for name, value in zip(design.effects, found, strict=True)
+        ]
+    return pd.DataFrame(rows)
+
+
+def _new_site(fit: Any) -> NewSite | None:
+    """The deviations of a site that took no part."""
+    names = fit.design.effects
+    if not names:
+        return None
+    drawn = fit.draws_for(None).effects
+    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
+    table = pd.DataFrame(
+        {"term": list(names), "mean": drawn.mean(0), "sd": drawn.std(0), "q05": low, "q95": high}
+    )
+    scale, first = SCALES.get(fit.family), names[0]
+    how = f"in {first} by {low[0]:.3g} to {high[0]:.3g}"
+    if scale is not None and first == "Intercept":
+        what = "odds" if scale == "odds ratio" else "rate"
+        how = f"by a factor of {np.exp(low[0]):.3g} to {np.exp(high[0]):.3g} in its {what}"
+    sentences = [
+        f"A new site, before it has any rows, differs from the typical site {how}, with "
+        "probability 0.9."
+    ]
+    if fit.added:
+        sentences.append(f"Added without a refit: {listed(list(fit.added))}.")
+    if left := fit.stored.get("left_out"):
+        sentences.append(
+            "Predicting each site's rows from all other sites, the log predictive density is "
+            f"{left['log_density']:.4g} in all (standard error {left['se']:.2g})."
+        )
+    return NewSite(table, None, tuple(sentences))
+
+
+def _draws(fit: Any, summary: Any) -> Draws | None:
+    """Draws of the shared terms; independent ones are shown as four chains."""
+    table = fit.posterior.shared.draws().dropna(axis="columns")
+    count = len(table) // _CHAINS * _CHAINS
+    if not count or not len(table.columns):
+        return None
+    drawn = {
+        str(name): table[name].to_numpy()[:count].reshape(_CHAINS, -1) for name in table.columns
+    }
+    diagnostics: Any = pd.DataFrame(summary).reset_index().rename(columns={"term": "parameter"})
+    kept = [name for name in diagnostics.columns if name not in ("mean", "sd", "q05", "q95")]
+    return draws_section(drawn, diagnostics[kept], fit.found.diagnostics.get("k_hat"))
+
+
+def _traffic(fit: Any) -> Traffic | None:
+    said, run, design = fit.traffic, fit.run, fit.design
+    if not said:
+        return None
+    if run is not None:
+        messages, parts = messages_of(run.metrics, run.questions), parts_of_upload(run)
+    else:
+        messages, parts = pd.DataFrame([{"message": "rounds and questions", **said}]), None
+    if messages is None:
+        return None
+    rows = pd.DataFrame({"client": fit.clients})
+    rows["rows"] = [design.rows[name] for name in fit.clients]
+    for name, counts in (("dropped", design.dropped), ("cells_filled_in", design.filled)):
+        rows[name] = [counts.get(site, 0) for site in fit.clients]
+    if fit.tables is not None:
+        known = {site: _digest(table.frame) for site, table in fit.tables.items()}
+        rows["digest"] = [known.get(name, "") for name in fit.clients]
+    sentence = (
+        f"Each site sent {in_bytes(said['bytes_up'])} in {said['rounds']} rounds: sums over its "
+        "rows, never a row."
+    )
+    return Traffic(parts, messages, rows, (sentence,))
+
+
+def _digest(frame: pd.DataFrame) -> str:
+    """A short text that tells a site's table apart."""
+    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()[:16]
+
+
+def _settings(fit: Any) -> Settings:
+    rows = [
+        ("formula", fit.formula),
+        ("family", fit.family),
+        ("estimate", fit.estimate),
+        ("method", fit.method),
+        ("seed", str(fit.seed)),
+        ("missing values", fit.design.missing),
+        *((f"prior of {term}", text) for term, text in fit.priors.items()),
+        ("python", platform.python_version()),
+        *((name, version(name)) for name in _PACKAGES),
+    ]
+    return Settings(pd.DataFrame(rows, columns=["setting", "value"]))
