@@ -12,6 +12,7 @@ import typer
 
 from covey.cli import (
     demonstrating,
+    fitting,
     listing,
     posteriors,
     privacy,
@@ -33,6 +34,10 @@ privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_i
 
 # Every command is a function of the file of its group, and one line here, in the order of
 # `covey --help`.
+app.command("fit")(fitting.fit_command)
+app.command("predict")(fitting.predict_command)
+app.command("add-client")(fitting.add_client_command)
+app.command("compare")(fitting.compare_command)
 app.command("run")(running.run_command)
 app.command("posterior")(posteriors.posterior_command)
 app.command("report")(reporting.report_command)

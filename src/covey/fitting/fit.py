@@ -97,9 +97,11 @@ def fit(
     outcome = names_of(left)[0] if parsed.outcome.kind == "plain" and is_name(left) else None
     tables = read_tables(data, client=label, outcome=outcome)
     given = client or (label if _is_one_table(data) else None)
+    place = str(Path(data).resolve()) if isinstance(data, (str, Path)) else None
     return fit_tables(
         parsed,
         tables,
+        place=place,
         family=family,
         estimate=estimate,
         method=method,
@@ -133,6 +135,7 @@ def fit_tables(
     out: str | Path | None,
     seed: int,
     progress: bool,
+    place: str | None = None,
     start: object = None,
 ) -> "Fit":
     """The fit of a formula to tables that are read; see `fit`.
@@ -150,6 +153,7 @@ def fit_tables(
         out: Folder to keep the fit in.
         seed: Seed of everything random.
         progress: Whether to show progress.
+        place: Where the tables were read from, to find them again.
         start: A fit to start from, whose maximum is near.
     """
     import covey
@@ -193,6 +197,7 @@ def fit_tables(
         notes=tuple(notes),
         run=run,
         tables=tables,
+        stored={} if place is None else {"place": place},
     )
     if out is not None:
         result.save(out)

@@ -22,7 +22,7 @@ from covey.fitting.prediction import (
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Table, read_table
+from covey.fitting.tables import Place, Table, read_table, read_tables
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -112,10 +112,14 @@ class Fit:
     def all_tables(self) -> dict[str, Table]:
         """The tables of all sites, for a refit."""
         if self.tables is None:
-            raise ValueError(
-                "a fit that was loaded has no rows; give the tables to covey.fit again, or load it "
-                "with covey.load_fit(folder, data=...)"
-            )
+            place = self.stored.get("place")
+            if place is None or not Path(place).exists():
+                at = "" if place is None else f", and {place} is not there any more"
+                raise ValueError(
+                    f"a fit that was loaded has no rows{at}; give the tables: "
+                    "covey.load_fit(folder, data=...)"
+                )
+            self.tables = read_tables(place, client=self.design.client)
         return self.tables
 
     def summary(self) -> pd.DataFrame:

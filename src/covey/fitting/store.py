@@ -42,6 +42,8 @@ def save(fit: "Fit", folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     sites = fit.site_draws()
+    if fit.estimate == "posterior" and fit.method == "marginal" and fit.run is not None:
+        fit.left_out()
     _write_csv(folder / "summary.csv", fit.found.table.reset_index())
     _write_csv(folder / "effects.csv", fit.effects())
     arrays = {"shared": fit.found.draws}
@@ -71,6 +73,7 @@ def save(fit: "Fit", folder: Path) -> Path:
         "sites": list(sites),
         "added": list(fit.added),
         "left_out": fit.stored.get("left_out"),
+        "place": fit.stored.get("place"),
     }
     text = json.dumps(content, indent=1, default=_plain)
     atomic_files.write(folder / "fit.json", text.encode())
@@ -114,8 +117,9 @@ def load_fit(
     }
     added = {name: sites[name] for name in content["added"]}
     stored: dict[str, Any] = {"traffic": content["traffic"]}
-    if content["left_out"] is not None:
-        stored["left_out"] = content["left_out"]
+    for name in ("left_out", "place"):
+        if content[name] is not None:
+            stored[name] = content[name]
     prior = LogPrior(
         tuple(
             (part, tuple(Prior(name, tuple(values)) for name, values in priors))
