@@ -31,10 +31,11 @@ from scipy.optimize import minimize
 
 import covey
 from covey.algorithms.fedpop import fedpop
+from covey.core.labels import labels
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
-from covey.inference.posterior import SharedApproximation, labels
+from covey.inference.posterior import SharedApproximation
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import gaussian, mixed_linear, mixed_logistic
 from reproductions.result import Claim, Report, Row, Scale, with_changes

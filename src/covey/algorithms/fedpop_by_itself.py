@@ -26,7 +26,6 @@ from covey.algorithms.fedpop_mode import (
 from covey.algorithms.fedpop_sampler import Down, Sampler
 from covey.algorithms.joint import Joint, Population
 from covey.algorithms.louis import shared_posterior
-from covey.algorithms.mode import flat_names
 from covey.algorithms.rounds_by_asking import round_query
 from covey.core.algorithm import (
     Aggregate,
@@ -39,6 +38,7 @@ from covey.core.algorithm import (
     Preparation,
     keep,
 )
+from covey.core.labels import flat_names
 from covey.core.shard import Shard, Spec
 from covey.kernels.independence import independence
 

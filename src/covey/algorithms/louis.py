@@ -6,7 +6,6 @@ Louis (1982), Finding the observed information matrix when using the EM algorith
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -17,19 +16,18 @@ from jaxtyping import Array, Float, Key
 
 from covey.algorithms.identification import StandardErrors, standard_errors
 from covey.algorithms.joint import Joint, Population
+from covey.algorithms.louis_client import FEW, Information, client_information
 from covey.core.algorithm import Approximation, Ask, Message
-from covey.core.shard import Shard, Spec, all_rows
-from covey.kernels.importance import laplace, prior_draws, weighted_draws
+from covey.core.labels import value_names
+from covey.core.shard import Spec
 
 LARGEST = 500  # shared parameters: a client sends some matrices of so many rows and columns
-BATCHES = 8  # independent estimates per client; their spread is the Monte Carlo error
 DRAWS = 64  # of each half of a batch, at first
 MOST_DRAWS = 640
 EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error
 _MOST_QUESTIONS = 3  # for so many draws
 _FAR = 0.5  # standard errors from the maximum that are worth a warning
 _SURE = 3.0  # Monte Carlo errors
-_FEW = 0.1  # of the draws: a client with fewer effective ones is counted as poorly drawn
 
 
 class SharedLaw(NamedTuple):
@@ -48,32 +46,6 @@ class SharedLaw(NamedTuple):
     factor: Float[np.ndarray, "parameters directions"]
     estimate: dict[str, np.ndarray]
     error: dict[str, np.ndarray]
-
-
-class Information(NamedTuple):
-    """What a client sends, and the sum over clients: estimates of the information about theta.
-
-    Attributes:
-        batches: Independent unbiased estimates.
-        score: The gradient of the log-likelihood, estimated by each batch.
-        complete: Mean squares of the scores of rows and effects together: about the diagonal of the
-            information that these would have.
-        poor: Clients whose draws of the effects are worth few.
-    """
-
-    batches: Float[Array | np.ndarray, "batches parameters parameters"]
-    score: Float[Array | np.ndarray, "batches parameters"]
-    complete: Float[Array | np.ndarray, " parameters"]
-    poor: Float[Array | np.ndarray, ""]
-
-
-class _Half(NamedTuple):
-    """Moments of the score of the complete data under p(z | D_i, theta)."""
-
-    curvature: Float[Array, "parameters parameters"]
-    second: Float[Array, "parameters parameters"]
-    mean: Float[Array, " parameters"]
-    effective: Float[Array, ""]
 
 
 def shared_posterior(
@@ -159,7 +131,7 @@ def shared_posterior(
                 break
             found = kept = _together(kept, _asked(ask, theta, MOST_DRAWS))
             errors = errors_of(found)
-        names = _names(joint, estimate, spec)
+        names = value_names(estimate, joint.axes(spec))
         _warn(errors, names, float(found.poor))
         uphill = _prior_gradient(joint, theta, phi_prior, beta_prior) + np.asarray(found.score)
         steps = uphill[:, free] @ errors.factor @ errors.factor.T @ gradients[:, free].T
@@ -185,59 +157,6 @@ def shared_posterior(
         for draws in (DRAWS, MOST_DRAWS)
     }
     return Approximation(fit, draw, queries=queries)
-
-
-def client_information(
-    key: Key[Array, ""], theta: Population, data: Shard, *, joint: Joint, draws: int
-) -> Information:
-    """A client's information about theta, from draws of its effects; zero for one without rows."""
-    flat, unravel = ravel_pytree(theta)
-    every = all_rows(data)
-
-    def log_density(z):
-        return joint.log_complete(theta, z, every)
-
-    around = laplace(log_density, joint.start(theta))
-    response = joint.response(theta, around, every)
-
-    def log_joint(parameters, z):
-        return joint.log_moving(unravel(parameters), theta, response, z, every)
-
-    def drawn_by(key):
-        key_prior, key_near = jax.random.split(key)
-        some = joint.prior_draws(key_prior, theta, prior_draws(draws))
-        return weighted_draws(
-            key_near, log_density, around, some, lambda z: joint.log_effects(theta, z), draws
-        )
-
-    def half(key):
-        """Independent draws, and the moments of the score that they give."""
-        drawn = drawn_by(key)
-
-        def expected(parameters):
-            return drawn.weight @ jax.vmap(lambda z: log_joint(parameters, z))(drawn.z)
-
-        scores = jax.vmap(lambda z: jax.grad(log_joint)(flat, z))(drawn.z)
-        return _Half(
-            -jax.hessian(expected)(flat),
-            (scores.T * drawn.weight) @ scores,
-            drawn.weight @ scores,
-            drawn.effective,
-        )
-
-    keys = jax.random.split(key, (BATCHES, 2)).reshape(-1)
-    halves = jax.lax.map(half, keys)
-    one, other = (jax.tree.map(lambda leaf, at=at: leaf[at::2], halves) for at in (0, 1))
-    # The product of two independent means: that of one with itself would be too large on average.
-    outer = jax.vmap(jnp.outer)(one.mean, other.mean)
-    outer = (outer + jnp.swapaxes(outer, 1, 2)) / 2
-    batches = (one.curvature + other.curvature - one.second - other.second) / 2 + outer
-    drawn = drawn_by(keys[0])
-    still = jax.grad(lambda at, z: joint.log_complete(unravel(at), z, every))
-    complete = drawn.weight @ jax.vmap(lambda z: still(flat, z) ** 2)(drawn.z)
-    poor = jnp.mean(halves.effective < _FEW * draws, dtype=flat.dtype)
-    found = Information(batches, (one.mean + other.mean) / 2, complete, poor)
-    return jax.tree.map(lambda leaf: jnp.where(data.count > 0, leaf, 0.0), found)
 
 
 def _inexact(errors: StandardErrors) -> float:
@@ -335,19 +254,6 @@ def _shaped(flat: np.ndarray, like: dict[str, np.ndarray]) -> dict[str, np.ndarr
     }
 
 
-def _names(joint: Joint, estimate: dict[str, Array], spec: Spec) -> list[str]:
-    """A name for each value, such as `weights[age]`."""
-    axes = joint.axes(spec)
-
-    def labels(name: str, value: Array) -> list[str]:
-        along: list[Sequence[object]] = [range(size) for size in value.shape]
-        if name in axes:
-            along[0] = axes[name].labels
-        return [name + (f"[{', '.join(map(str, at))}]" if at else "") for at in product(*along)]
-
-    return [label for name, value in estimate.items() for label in labels(name, value)]
-
-
 def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
     """Say which standard errors are missing or inexact."""
     if not errors.identified.all():
@@ -368,7 +274,7 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
         )
     if poor >= 0.5:
         warnings.warn(
-            f"fedpop: the draws of {poor:.0f} clients are worth less than {_FEW:.0%} of their "
+            f"fedpop: the draws of {poor:.0f} clients are worth less than {FEW:.0%} of their "
             "number; standard errors of the shared parameters may be too small",
             stacklevel=2,
         )

@@ -4,7 +4,6 @@ warnings where the data do not determine a parameter.
 
 import warnings
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from covey.algorithms.marginal_parameters import (
 )
 from covey.algorithms.marginal_state import Published, State, at_zero, spread_of, theta_of
 from covey.core.algorithm import Ask
+from covey.core.labels import value_names
 from covey.core.shard import Spec
 from covey.kernels.pareto_smoothing import HIGHEST_K, Weighted, importance_sample
 from covey.models.predictive import Normal
@@ -95,7 +95,7 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         return described(settings.model, coordinates, theta, unit)
 
     found = describe(state.climb.point)
-    names = _names(found, labels_of(settings.model, spec))
+    names = value_names(found, labels_of(settings.model, spec))
     spread = np.asarray(spread_of(state, coordinates), float)
     theta = theta_of(state, coordinates, state.climb.point)
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
@@ -157,21 +157,6 @@ def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
     small = np.asarray(found["sd"]) < 1e-2 * largest if len(own) > 1 else np.ones(1, bool)
     labels = [name for name in names if name.partition("[")[0] == "sd"]
     return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
-
-
-def _names(found: dict[str, Array], axes: dict[str, Any]) -> tuple[str, ...]:
-    """A name for each number of what is described."""
-    names = []
-    for name, value in found.items():
-        labels = [range(size) for size in value.shape]
-        if name in axes and value.shape and len(axes[name].labels) == value.shape[0]:
-            labels[0] = axes[name].labels
-        index = np.ndindex(value.shape)
-        names += [
-            name + (f"[{', '.join(str(labels[a][i]) for a, i in enumerate(at))}]" if at else "")
-            for at in index
-        ]
-    return tuple(names)
 
 
 def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted:
@@ -283,7 +268,7 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
         settings.model.coefficients(unravel(jnp.asarray(flags, float)), state.unit * 0)
         for flags in (np.zeros(len(bad)), bad)
     )
-    names = _names(marked, labels_of(settings.model, spec))
+    names = value_names(marked, labels_of(settings.model, spec))
     changed = [np.ravel(marked[name] != without[name]) for name in marked]
     return [name for name, is_so in zip(names, np.concatenate(changed), strict=True) if is_so]
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from covey.core import tree
 from covey.core.algorithm import Ask, Query
+from covey.core.labels import flat_names
 from covey.core.shard import Batch, Shard, Spec, fold_batches
 from covey.models.model import Model
 
@@ -215,15 +216,3 @@ def _check_determined(name: str, values: np.ndarray, axes: np.ndarray, names: li
             f"{name}: the data do not determine {which}: a column is constant or a copy of others, "
             "and there is no prior; leave a column out, or give prior="
         )
-
-
-def flat_names(parameters: PyTree) -> list[str]:
-    """A name for each number of the parameters, e.g. `weight[2]`."""
-    names = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
-        path_name = jax.tree_util.keystr(path, simple=True, separator=".") or "parameter"
-        names += [
-            path_name + (f"[{', '.join(map(str, at))}]" if at else "")
-            for at in np.ndindex(np.shape(leaf))
-        ]
-    return names

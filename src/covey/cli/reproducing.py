@@ -37,7 +37,7 @@ def reproduce_command(
 ) -> None:
     """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
     with mistakes_in_one_line():
-        from covey.config.configuration import value_of
+        from covey.config.checking import value_of
         from covey.config.options import unknown
         from covey.runs.progress import duration
 

@@ -4,9 +4,8 @@ Every posterior has `draws()`, `trace()` (the tree that ArviZ's functions and pl
 `summary()`, a table with credible intervals and diagnostics.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -302,11 +301,6 @@ class SharedApproximation(NamedTuple):
             raise ValueError("draws of this law predict nothing; see run.predict")
         rows = jax.tree.map(jnp.asarray, x)
         return self.approximation.predictive(self.key, self.law, rows, count)
-
-
-def labels(name: str, axes: Sequence[Iterable[object]]) -> list[str]:
-    """Labels of the values of an array, given the labels along its axes: `slopes[age]`, ..."""
-    return [name + (f"[{', '.join(map(str, at))}]" if at else "") for at in product(*axes)]
 
 
 def check_probability(probability: float) -> None:

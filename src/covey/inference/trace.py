@@ -16,8 +16,9 @@ import xarray
 from arviz_stats.summary import summary
 from jaxtyping import PyTree
 
+from covey.core.labels import labels
 from covey.core.shard import Axis
-from covey.inference.posterior import SHARED_ROUNDS, check_probability, labels
+from covey.inference.posterior import SHARED_ROUNDS, check_probability
 from covey.inference.shared_noise import effective
 
 HIGHEST_R_HAT = 1.05  # above, chains have not found the same distribution
