@@ -17,6 +17,14 @@ def report_command(
         Path | None,
         typer.Option("--out", metavar="FILE.html", help="The page; report.html there by default."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="PLACE",
+            help="The sites' tables of a fit, as for `covey fit`, for sections on predictions.",
+        ),
+    ] = None,
     serve: Annotated[
         bool,
         typer.Option("--serve", help="Show the page to browsers of this machine as the run goes."),
@@ -28,13 +36,15 @@ def report_command(
     """Write the report of a run as one HTML page, or serve it while the run goes."""
     with mistakes_in_one_line():
         if serve:
-            if out is not None:
-                raise ValueError("--out writes a page and --serve shows one: choose one of them")
+            if out is not None or data is not None:
+                raise ValueError(
+                    "--out and --data are for writing a page, --serve shows one: choose one"
+                )
             _serve(directory, port)
             return
         path = out or directory / "report.html"
-        _write(directory, path)
-        console.print(Text(f"written to {path}"), soft_wrap=True)
+        _write(directory, path, data)
+        console.print(Text(f"the report is {path}"), soft_wrap=True)
 
 
 def watch_command(directory: _Directory) -> None:
@@ -45,24 +55,44 @@ def watch_command(directory: _Directory) -> None:
         watch(directory, console)
 
 
-def _write(directory: Path, path: Path) -> None:
-    from covey.report import from_files, from_run, page
+def _write(directory: Path, path: Path, data: Path | None) -> None:
+    """The page of a fit, of a run that can be opened again, or of what is on disk of a run."""
+    from covey.report.from_files import content_of_files, read_state
 
-    state = from_files.read_state(directory)
+    is_fit = (directory / "fit.json").exists()
+    if data is not None and not is_fit:
+        raise ValueError(f"--data is for fits, and {directory} holds none: leave it out")
+    if is_fit:
+        _write_fit(directory, path, data)
+        return
+    from covey.report import from_run, page
+
+    state = read_state(directory)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if "\n[data]\n" in f"\n{state.settings}" and not state.running:
+    if "data" in state.tables and not state.running:
         from covey.config import configuration
 
         done, unseen = configuration.reopen(directory)
         from_run.write(done, path, settings=state.settings, unseen=unseen)
         return
     why = "is still going" if state.running else "was started from Python"
-    errors.print(
-        Text(f"the run {why}: the page is made of its files, without its posterior"),
-        style="yellow",
-        soft_wrap=True,
-    )
-    page.write(from_files.content_of_files(directory), path)
+    _note(f"the run {why}: the page is made of its files, without its posterior")
+    page.write(content_of_files(directory), path)
+
+
+def _write_fit(directory: Path, path: Path, data: Path | None) -> None:
+    from covey.fitting import load_fit
+
+    if data is None and path == directory / "report.html" and path.exists():
+        _note("the page is as the fit left it; --data PLACE, the sites' tables, makes it anew")
+        return
+    if data is None:
+        _note("without the sites' tables (--data) there are no sections on predictions")
+    load_fit(directory, data=data).report(path)
+
+
+def _note(text: str) -> None:
+    errors.print(Text(text), style="yellow", soft_wrap=True)
 
 
 def _serve(directory: Path, port: int) -> None:

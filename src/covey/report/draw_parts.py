@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import gaussian_kde
 
-from covey.inference.posterior import labels
+from covey.core.labels import labels
 from covey.report.content import Draws
 from covey.report.words import Judgement, judge_chains, judge_k_hat
 

@@ -28,6 +28,7 @@ class RunState:
         rounds: Rounds in all; None for a run that ends by itself.
         running: Whether a process holds the run directory.
         settings: Text of `config.toml`.
+        tables: The same, as tables.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RunState:
     rounds: int | None
     running: bool
     settings: str
+    tables: dict[str, Any]
 
     @property
     def round(self) -> int:
@@ -81,6 +83,7 @@ def read_state(directory: Path) -> RunState:
         rounds=run.get("rounds"),
         running=_is_held(directory / "lock"),
         settings=settings,
+        tables=tables,
     )
 
 

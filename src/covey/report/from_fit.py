@@ -23,7 +23,7 @@ from covey.report.content import (
 from covey.report.draw_parts import draws_section
 from covey.report.from_run import SCALES, parts_of_upload, privacy_of
 from covey.report.measures import convergence_of, messages_of
-from covey.report.posterior_parts import effects_in_words, reading_of
+from covey.report.posterior_parts import effects_in_words, of_population, reading_of
 from covey.report.predictions import calibration_of, errors_of, fairness_of_predictions
 from covey.report.units import in_bytes
 from covey.report.words import listed
@@ -71,7 +71,8 @@ def content_of_fit(fit: Any) -> Content:
     draws = _draws(fit, summary) if fit.estimate == "posterior" else None
     said, cautions = _said(summary, draws)
     sentences = (
-        *said[:2],
+        f"{len(fit.clients)} sites with {fit.used_rows} rows took part: {listed(fit.clients)}.",
+        *said[1:2],
         effects_in_words(shared),
         *(() if sites is None else sites.sentences[:1]),
         *(() if new_site is None else new_site.sentences[:1]),
@@ -217,16 +218,16 @@ def _new_site(fit: Any) -> NewSite | None:
     names = fit.design.effects
     if not names:
         return None
-    drawn = fit.draws_for(None).effects
-    low, high = np.quantile(drawn, (0.05, 0.95), axis=0)
-    table = pd.DataFrame(
-        {"term": list(names), "mean": drawn.mean(0), "sd": drawn.std(0), "q05": low, "q95": high}
-    )
+    drawn = fit.posterior.shared.draws()
+    deviations = {name: drawn[f"sd({name})"].fillna(0.0).to_numpy() for name in names}
+    zero = np.zeros(1)
+    rows = [{"term": name} | of_population(zero, sd) for name, sd in deviations.items()]
+    table, low, high = pd.DataFrame(rows), rows[0]["q05"], rows[0]["q95"]
     scale, first = SCALES.get(fit.family), names[0]
-    how = f"in {first} by {low[0]:.3g} to {high[0]:.3g}"
+    how = f"in {first} by {low:.3g} to {high:.3g}"
     if scale is not None and first == "Intercept":
         what = "odds" if scale == "odds ratio" else "rate"
-        how = f"by a factor of {np.exp(low[0]):.3g} to {np.exp(high[0]):.3g} in its {what}"
+        how = f"by a factor of {np.exp(low):.3g} to {np.exp(high):.3g} in its {what}"
     sentences = [
         f"A new site, before it has any rows, differs from the typical site {how}, with "
         "probability 0.9."

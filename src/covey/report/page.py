@@ -151,11 +151,12 @@ def heading(column: object) -> str:
     """The heading of a column in words.
 
     Example:
-        >>> heading("q05"), heading("log_likelihood")
-        ('5 %', 'log likelihood')
+        >>> heading("sd"), heading("log_likelihood")
+        ('SD', 'log likelihood')
     """
     name = str(column)
-    return _HEADINGS.get(name, name.replace("_", " "))
+    words = _HEADINGS.get(name, name.replace("_", " "))
+    return words.replace(" %", "\u00a0%")
 
 
 def cells(frame: pd.DataFrame) -> list[list[Cell]]:

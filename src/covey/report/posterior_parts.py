@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from covey.report.alone import estimated_alone
 from covey.report.content import Draws, NewSite, Scale, SharedEffects, SiteEffects
@@ -172,14 +174,10 @@ def population(terms: list[str], drawn: Mapping[str, np.ndarray]) -> NewSite | N
     Returns:
         Mean, standard deviation and interval of each term; None where no variation is known.
     """
-    random, rows = np.random.default_rng(0), []
+    rows = []
     for term in terms:
-        if term not in drawn or f"sd({term})" not in drawn:
-            continue
-        centre = drawn[term].ravel()
-        new = centre + drawn[f"sd({term})"].ravel() * random.standard_normal(centre.size)
-        low, high = np.quantile(new, [0.05, 0.95])
-        rows.append({"term": term, "mean": new.mean(), "sd": new.std(), "q05": low, "q95": high})
+        if term in drawn and f"sd({term})" in drawn:
+            rows.append({"term": term} | of_population(drawn[term], drawn[f"sd({term})"]))
     if not rows:
         return None
     sentence = (
@@ -188,6 +186,36 @@ def population(terms: list[str], drawn: Mapping[str, np.ndarray]) -> NewSite | N
         "probability 0.9."
     )
     return NewSite(pd.DataFrame(rows), None, (sentence,))
+
+
+def of_population(centre: np.ndarray, deviation: np.ndarray) -> dict[str, float]:
+    """Mean, standard deviation and interval of an effect that is drawn from the population.
+
+    The effect is a mixture of Gaussians over the draws of the posterior, whose quantiles are found
+    by bisection: nothing is drawn.
+
+    Args:
+        centre: Draws of the population's mean; 0 for a deviation from it.
+        deviation: Draws of the population's standard deviation.
+
+    Returns:
+        mean, sd, q05 and q95.
+
+    Example:
+        >>> found = of_population(np.zeros(3), np.ones(3))
+        >>> round(found["q05"], 3), round(found["q95"], 3)
+        (-1.645, 1.645)
+    """
+    centre, deviation = np.broadcast_arrays(centre, deviation)
+    centre, deviation = centre.ravel(), np.maximum(deviation.ravel(), 1e-12)
+    low, high = (centre - 9 * deviation).min(), (centre + 9 * deviation).max()
+
+    def below(value: float) -> float:
+        return float(ndtr((value - centre) / deviation).mean())
+
+    ends: Any = [brentq(lambda value, at=at: below(value) - at, low, high) for at in (0.05, 0.95)]
+    sd = np.sqrt(np.mean(deviation**2) + np.var(centre))
+    return {"mean": float(centre.mean()), "sd": float(sd), "q05": ends[0], "q95": ends[1]}
 
 
 def effects_in_words(shared: SharedEffects) -> str:

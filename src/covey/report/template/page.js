@@ -45,6 +45,9 @@
       if (!/^[xy]axis/.test(key)) { return; }
       layout[key] = Object.assign({gridcolor: colour("--line"), linecolor: colour("--muted")},
         layout[key], {automargin: true, fixedrange: true});
+      if (layout[key].title) {
+        layout[key].title = Object.assign({}, layout[key].title, {font: {size: narrow ? 11 : 13}});
+      }
     });
     return made;
   }
