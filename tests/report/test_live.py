@@ -10,10 +10,11 @@ from socket import gethostname
 import pytest
 from rich.console import Console
 
-from command_line import call
+from command_line import call, write_config
 from covey.report.from_files import content_of_files, read_state
 from covey.report.serving import server_of
 from covey.report.watching import watch
+from html_pages import Reader
 
 CONFIG = '[method]\nname = "fedavg"\n\n[run]\nrounds = 10\nseed = 0\n'
 
@@ -132,3 +133,18 @@ def test_the_report_of_a_run_from_python_is_made_of_its_files(done, tmp_path):
     code, text = call("report", done._directory.path, "--serve", "--out", path)
     assert code == 2
     assert "choose one" in text
+
+
+def test_the_report_of_a_configured_run_has_its_held_out_sites(tmp_path):
+    """Written by `covey run`, and the same again by `covey report`."""
+    config, out = write_config(tmp_path, 6), tmp_path / "run"
+    assert call("run", config, "--out", out)[0] == 0
+    first = Reader((out / "report.html").read_text("utf-8"))
+    assert first.tables["held-out"].texts[0][0] == "b"
+    code, _ = call("report", out, "--out", tmp_path / "again.html")
+    assert code == 0
+    again = Reader((tmp_path / "again.html").read_text("utf-8"))
+    assert again.tables == first.tables
+    code, text = call("report", out, "--data", tmp_path)
+    assert code == 2
+    assert "--data is for fits" in text
