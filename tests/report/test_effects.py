@@ -140,11 +140,13 @@ def test_a_new_site_varies_as_the_population():
     }
     new = population(["Intercept", "age"], drawn)
     (row,) = new.effects.to_dict("records")
-    error = 1.3 / np.sqrt(20000)
+    error = 1.3 / np.sqrt(20000)  # of the draws of the centre, and more
     assert row["mean"] == pytest.approx(1.0, abs=4 * error)
     assert row["sd"] == pytest.approx(1.3, abs=4 * error)
     assert row["q95"] == pytest.approx(1.0 + 1.3 * norm.ppf(0.95), abs=10 * error)
     assert population(["age"], drawn) is None
+    unknown = drawn | {"sd(Intercept)": np.full((4, 5000), np.nan)}
+    assert population(["Intercept"], unknown) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def share_interval(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.
     Example:
         >>> low, high = share_interval(np.array([5]), np.array([10]))
         >>> float(low[0]).__round__(3), float(high[0]).__round__(3)
-        (0.269, 0.731)
+        (0.262, 0.738)
     """
     ends = [beta.ppf(side, hits + 0.5, count - hits + 0.5) for side in (0.05, 0.95)]
     return ends[0], ends[1]

@@ -219,11 +219,12 @@ def _new_site(fit: Any) -> NewSite | None:
     if not names:
         return None
     drawn = fit.posterior.shared.draws()
-    deviations = {name: drawn[f"sd({name})"].fillna(0.0).to_numpy() for name in names}
-    zero = np.zeros(1)
-    rows = [{"term": name} | of_population(zero, sd) for name, sd in deviations.items()]
+    found = {name: of_population(np.zeros(1), drawn[f"sd({name})"].to_numpy()) for name in names}
+    rows = [{"term": name} | one for name, one in found.items() if np.isfinite(one["sd"])]
+    if not rows:
+        return None
     table, low, high = pd.DataFrame(rows), rows[0]["q05"], rows[0]["q95"]
-    scale, first = SCALES.get(fit.family), names[0]
+    scale, first = SCALES.get(fit.family), rows[0]["term"]
     how = f"in {first} by {low:.3g} to {high:.3g}"
     if scale is not None and first == "Intercept":
         what = "odds" if scale == "odds ratio" else "rate"

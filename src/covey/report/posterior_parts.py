@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from covey.report.alone import estimated_alone
-from covey.report.content import Draws, NewSite, Scale, SharedEffects, SiteEffects
+from covey.report.content import INTERVAL, Draws, NewSite, Scale, SharedEffects, SiteEffects
 from covey.report.draw_parts import DIAGNOSTICS, draws_section, flat_draws
 from covey.report.words import listed
 
@@ -177,7 +177,8 @@ def population(terms: list[str], drawn: Mapping[str, np.ndarray]) -> NewSite | N
     rows = []
     for term in terms:
         if term in drawn and f"sd({term})" in drawn:
-            rows.append({"term": term} | of_population(drawn[term], drawn[f"sd({term})"]))
+            found = of_population(drawn[term], drawn[f"sd({term})"])
+            rows += [{"term": term} | found] if np.isfinite(found["sd"]) else []
     if not rows:
         return None
     sentence = (
@@ -199,7 +200,7 @@ def of_population(centre: np.ndarray, deviation: np.ndarray) -> dict[str, float]
         deviation: Draws of the population's standard deviation.
 
     Returns:
-        mean, sd, q05 and q95.
+        mean, sd, q05 and q95; NaN where a draw is not finite.
 
     Example:
         >>> found = of_population(np.zeros(3), np.ones(3))
@@ -208,6 +209,8 @@ def of_population(centre: np.ndarray, deviation: np.ndarray) -> dict[str, float]
     """
     centre, deviation = np.broadcast_arrays(centre, deviation)
     centre, deviation = centre.ravel(), np.maximum(deviation.ravel(), 1e-12)
+    if not np.isfinite(centre).all() or not np.isfinite(deviation).all():
+        return dict.fromkeys(INTERVAL, float("nan"))
     low, high = (centre - 9 * deviation).min(), (centre + 9 * deviation).max()
 
     def below(value: float) -> float:
