@@ -1,13 +1,17 @@
 """A page in a browser: it draws, asks nothing of a network, and is accessible."""
 
+import os
 import shutil
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
 
 from covey.report import page
+from covey.report.serving import server_of
+from run_files import hold, write
 
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "axe-core@4.14.0"  # of Deque Systems, under the Mozilla Public License 2.0; not kept here
@@ -126,3 +130,32 @@ def test_a_table_can_be_downloaded(opened):
     text = Path(started.value.path()).read_text("utf-8")
     assert text.startswith("term,unit,odds ratio")
     assert text.count("\n") == 5
+
+
+def test_a_served_page_follows_its_run(browser, tmp_path):
+    """It reloads after another round, waits while it is paused, and ends with the run."""
+    write(tmp_path, 4)
+    hold(tmp_path, os.getpid())
+    with server_of(tmp_path) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        context = browser.new_context()
+        tab = context.new_page()
+        said = []
+        tab.on("console", lambda message: said.append(message.text))
+        tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+        assert tab.get_attribute("body", "data-live") == "4-running"
+        write(tmp_path, 5)
+        tab.wait_for_selector("body[data-live='5-running']", timeout=15_000)
+        tab.click("#pause")
+        assert tab.get_attribute("#pause", "aria-pressed") == "true"
+        write(tmp_path, 6)
+        tab.wait_for_timeout(3000)
+        assert tab.get_attribute("body", "data-live") == "5-running"
+        tab.click("#pause")
+        (tmp_path / "lock").write_text("")
+        tab.wait_for_selector("body:not([data-live])", timeout=15_000)
+        assert said == []
+        context.close()
+        server.shutdown()
+        thread.join()

@@ -1,11 +1,9 @@
 """A run that is going, in the browser and in the terminal."""
 
-import json
 import os
 import threading
 from http.client import HTTPConnection
 from io import StringIO
-from socket import gethostname
 
 import pytest
 from rich.console import Console
@@ -15,24 +13,7 @@ from covey.report.from_files import content_of_files, read_state
 from covey.report.serving import server_of
 from covey.report.watching import watch
 from html_pages import Reader
-
-CONFIG = '[method]\nname = "fedavg"\n\n[run]\nrounds = 10\nseed = 0\n'
-
-
-def write(directory, rounds, *, torn=""):
-    """The files of a run after some rounds."""
-    line = (
-        '{{"round": {}, "clients": 2, "bytes_up": 100, "bytes_down": 50, "train_loss": {}, '
-        '"seconds": 2.0}}\n'
-    )
-    (directory / "config.toml").write_text(CONFIG)
-    text = "".join(line.format(at, 1 / at) for at in range(1, rounds + 1))
-    (directory / "metrics.jsonl").write_text(text + torn)
-
-
-def hold(directory, pid):
-    owner = {"pid": pid, "host": gethostname(), "started": ""}
-    (directory / "lock").write_text(json.dumps(owner))
+from run_files import hold, write
 
 
 @pytest.fixture
