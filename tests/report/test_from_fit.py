@@ -152,8 +152,13 @@ def test_calibration_and_confusion_count_the_rows(content, logistic):
     assert (bins["observed"] * bins["count"]).sum() == pytest.approx(rows["observed"].sum())
     confusion = content.errors.confusion.set_index("observed")
     called = rows["mean"] > 0.5
-    assert confusion.loc["yes", "predicted no"] == ((rows["observed"] == 1) & ~called).sum()
-    assert confusion.loc["no", "predicted yes"] == ((rows["observed"] == 0) & called).sum()
+    assert (
+        confusion.loc["ill = yes", "predicted ill = no"]
+        == ((rows["observed"] == 1) & ~called).sum()
+    )
+    assert (
+        confusion.loc["ill = no", "predicted ill = yes"] == ((rows["observed"] == 0) & called).sum()
+    )
     assert confusion.to_numpy().sum() == 180
     of_chur = rows[rows["client"] == "chur"]
     right = of_chur["observed"] == (of_chur["mean"] > 0.5)
@@ -168,6 +173,25 @@ def test_no_row_is_in_the_page(content, hospitals):
     text = page.render(content)
     for frame in hospitals.values():
         assert not any(repr(value)[:12] in text for value in frame["age"].to_list())
+
+
+def test_units_are_standard_deviations_and_levels(hospitals):
+    tables = {
+        site: frame.assign(
+            sex=np.resize(["f", "m"], 60), stage=np.resize([1, 2, 3], 60), dose=np.arange(60.0)
+        )
+        for site, frame in hospitals.items()
+    }
+    formula = "ill ~ scale(age) + sex + C(stage) + sex:dose + (1 | site)"
+    fit = fitted(formula, tables, np.full(8, 0.1))
+    units = dict(content_of_fit(fit).shared.units)
+    sd = np.concatenate([frame["age"] for frame in tables.values()]).std(ddof=1)
+    assert units == {
+        "scale(age)": f"{sd:.3g} (1 SD)",
+        "sex[T.m]": "m against f",
+        "C(stage)[T.2]": "2 against 1",
+        "C(stage)[T.3]": "3 against 1",
+    }
 
 
 def test_an_unreliable_posterior_is_a_caution(hospitals):

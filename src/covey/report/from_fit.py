@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from covey.report.words import listed
 
 _CHAINS = 4  # that independent draws are shown as
 _ALONE = ("bernoulli", "gaussian", "poisson")
+_LEVEL = re.compile(r"(?P<factor>C\((?P<inner>[^()]*)\)|[^\[\]:]+)\[T\.(?P<level>[^\[\]]*)\]")
 _PACKAGES = ("covey", "jax", "numpy", "formulaic")
 
 
@@ -62,11 +64,10 @@ def content_of_fit(fit: Any) -> Content:
     shared = _shared(fit, summary)
     sites, new_site = _sites(fit), _new_site(fit)
     predictions = None if fit.tables is None else fit.fitted()
-    outcome = fit.design.outcome_levels
     calibration = errors = fairness = None
     if predictions is not None:
         calibration = calibration_of(predictions, fit.family)
-        errors = errors_of(predictions, fit.family, outcome)
+        errors = errors_of(predictions, fit.family, _event(fit))
         fairness = fairness_of_predictions(predictions, fit.family)
     draws = _draws(fit, summary) if fit.estimate == "posterior" else None
     said, cautions = _said(summary, draws)
@@ -131,12 +132,8 @@ def _shared(fit: Any, summary: Any) -> SharedEffects:
     table: Any = pd.DataFrame(summary)[["mean", "sd", "q05", "q95"]].reset_index()
     own = table["term"].isin(list(fit.design.columns))
     scale = SCALES.get(fit.family, "coefficient")
-    units = tuple(
-        (name, f"{sd:.3g} (1 SD)")
-        for name, (_, sd) in fit.design.scaled.items()
-        if sd is not None and name in set(fit.design.columns)
-    )
-    notes = [reading_of(scale, standardised=False)]
+    units = tuple((term, unit) for term in fit.design.columns if (unit := _unit(fit.design, term)))
+    notes = [reading_of(scale, units=bool(units))]
     if fit.estimate != "posterior":
         notes.append(
             "Means and SDs are estimates and their standard errors; intervals are Wald's, of 90 %."
@@ -148,6 +145,28 @@ def _shared(fit: Any, summary: Any) -> SharedEffects:
         units,
         tuple(notes),
     )
+
+
+def _event(fit: Any) -> tuple[str, str] | None:
+    """The two outcomes in words, the event last."""
+    levels = fit.design.outcome_levels
+    if levels is None:
+        return None
+    name = fit.design.formula.outcome.expressions[0]
+    words = [int(one) if isinstance(one, float) and one.is_integer() else one for one in levels]
+    return f"{name} = {words[0]}", f"{name} = {words[1]}"
+
+
+def _unit(design: Any, term: str) -> str:
+    """The change that a coefficient is about: a standard deviation, or a level of a factor."""
+    _, sd = design.scaled.get(term, (None, None))
+    if sd is not None:
+        return f"{sd:.3g} (1 SD)"
+    level = _LEVEL.fullmatch(term)
+    if level is None:
+        return ""
+    levels = design.factors.get(level["factor"]) or design.factors.get(level["inner"] or "")
+    return f"{level['level']} against {levels[0]}" if levels else ""
 
 
 def _sites(fit: Any) -> SiteEffects | None:
@@ -278,7 +297,11 @@ def _traffic(fit: Any) -> Traffic | None:
         f"Each site sent {in_bytes(said['bytes_up'])} in {said['rounds']} rounds: sums over its "
         "rows, never a row."
     )
-    return Traffic(parts, messages, rows, (sentence,))
+    more = (
+        "Sums over the rows of a small site can still tell something about single rows; a privacy "
+        "budget (covey.run with privacy=) bounds how much."
+    )
+    return Traffic(parts, messages, rows, (sentence, more))
 
 
 def _digest(frame: pd.DataFrame) -> str:

@@ -40,6 +40,9 @@ _HEADINGS = {
     "brier": "Brier score",
     "bytes_up": "bytes sent",
     "bytes_down": "bytes received",
+    "bytes_up_per_site": "bytes sent per site",
+    "clients": "sites",
+    "unit": "for a change of",
 }
 
 

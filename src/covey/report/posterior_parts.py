@@ -99,13 +99,13 @@ def _shared_part(run: Any, scale: Scale) -> tuple[PosteriorParts, dict[str, np.n
     coefficients, rest = table[own], table[~own]
     if not own.any() and len(table):
         coefficients, rest, scale = table, table[:0], "coefficient"
-    columns = ["term", "mean", "sd", "q05", "q95"]
+    columns, units = ["term", *INTERVAL], _units(run)
     shared = SharedEffects(
         coefficients[columns].reset_index(drop=True),
         rest[columns].reset_index(drop=True),
         scale,
-        _units(run),
-        (reading_of(scale, standardised=bool(run.data.spec.standardised)),),
+        units,
+        (reading_of(scale, units=bool(units)),),
     )
     diagnostics = table.drop(columns="parameter").rename(columns={"term": "parameter"})
     draws = draws_section(
@@ -290,16 +290,20 @@ def _units(run: Any) -> tuple[tuple[str, str], ...]:
     )
 
 
-def reading_of(scale: Scale, *, standardised: bool) -> str:
-    """How to read a coefficient or a ratio, in a sentence or two."""
-    per = "one standard deviation of its column" if standardised else "one unit of its column"
+def reading_of(scale: Scale, *, units: bool) -> str:
+    """How to read a coefficient or a ratio.
+
+    Args:
+        scale: How coefficients are shown.
+        units: Whether the table names the change of each column.
+    """
+    per = "the change that the table names" if units else "one unit of its column"
     if scale == "coefficient":
         return f"A coefficient is the change of the predictor for {per}, all else equal."
     what = "odds" if scale == "odds ratio" else "expected count"
     return (
         f"A ratio says by how much the {what} multiply for {per}, all else equal: 1 is no effect. "
-        "It is the exponential of the coefficient's posterior mean; the interval has probability "
-        "0.9."
+        "It is the exponential of the coefficient's mean; the interval has probability 0.9."
     )
 
 

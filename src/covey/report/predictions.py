@@ -54,14 +54,14 @@ def calibration_of(predictions: pd.DataFrame, family: str) -> Calibration:
 
 
 def errors_of(
-    predictions: pd.DataFrame, family: str, levels: tuple[Any, Any] | None = None
+    predictions: pd.DataFrame, family: str, levels: tuple[str, str] | None = None
 ) -> Errors:
     """How predictions miss.
 
     Args:
         predictions: As for `calibration_of`.
         family: Family of the outcome.
-        levels: Names of the two labels, the event last. Default: 0 and 1.
+        levels: The two outcomes in words, the event last. Default: "0" and "1".
 
     Returns:
         For two labels a confusion table at probability 0.5, and sensitivity and specificity by
@@ -78,7 +78,7 @@ def errors_of(
         deviation = float(left["residual"].std())
         sentence = f"Residuals have a standard deviation of {deviation:.3g}."
         return Errors(residuals=pd.DataFrame(rows), sentences=(sentence,))
-    no, yes = (_label(level) for level in (levels or (0, 1)))
+    no, yes = levels or ("0", "1")
     event, called = known["observed"] > 0.5, known["mean"] > 0.5
     confusion = pd.DataFrame(
         {
@@ -95,8 +95,11 @@ def errors_of(
             "specificity": one["right"][~one["event"]].mean(),
         },
     )
-    sentence = f"Called {yes} where its probability is above 0.5, {right:.1%} of rows are right."
-    return Errors(confusion, None, measures, (sentence, "These rows were also trained on."))
+    sentences = (
+        f"Where {yes} is predicted for a probability above 0.5, {right:.1%} of the rows are right.",
+        "These are the training rows: expect somewhat less on new ones.",
+    )
+    return Errors(confusion, None, measures, sentences)
 
 
 def fairness_of_predictions(predictions: pd.DataFrame, family: str) -> Fairness:
@@ -157,8 +160,3 @@ def _by_site(known: Any, measures: Any) -> Any:
             for site, one in known.groupby("client", sort=False)
         ]
     )
-
-
-def _label(value: object) -> str:
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole and isinstance(value, float) else str(value)
