@@ -81,7 +81,7 @@ def _write(directory: Path, path: Path, data: Path | None) -> None:
 
 
 def _write_fit(directory: Path, path: Path, data: Path | None) -> None:
-    from covey.fitting import load_fit
+    from covey.fitting.store import load_fit
 
     if data is None and path == directory / "report.html" and path.exists():
         _note("the page is as the fit left it; --data PLACE, the sites' tables, makes it anew")
