@@ -1,5 +1,7 @@
 """The report of a fit says what the fit says, in the terms of its formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -173,6 +175,27 @@ def test_no_row_is_in_the_page(content, hospitals):
     text = page.render(content)
     for frame in hospitals.values():
         assert not any(repr(value)[:12] in text for value in frame["age"].to_list())
+
+
+def test_a_site_that_was_added_is_held_out(hospitals, logistic):
+    """Its rows are judged apart: as those of a new site, and with its own effects."""
+    known = dict(logistic.site_draws())
+    added = replace(logistic, site_draws_=known, added={"zug": known.pop("zug")})
+    content = content_of_fit(added)
+    assert content.calibration.bins["count"].sum() == 120
+    assert list(content.fairness.clients["name"]) == ["bern", "chur"]
+    new, own = content.new_site.measures.to_dict("records")
+    frame = hospitals["zug"]
+    for row, predicted in (
+        (new, added.predict(frame)["mean"]),
+        (own, added.predict(frame, client="zug")["mean"]),
+    ):
+        ill = (frame["ill"] == "yes").astype(float)
+        assert (row["name"], row["rows"]) == ("zug", 60)
+        assert row["brier"] == pytest.approx(((predicted - ill) ** 2).mean())
+    assert own["brier"] < new["brier"]
+    assert "zug as a new site (accuracy" in content.new_site.sentences[0]
+    assert content.new_site.sentences[0] in content.sentences
 
 
 def test_units_are_standard_deviations_and_levels(hospitals):

@@ -7,30 +7,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from covey.report import page
-from covey.report.alone import estimated_alone
 from covey.report.content import (
     Content,
     Draws,
-    NewSite,
     Settings,
     SharedEffects,
-    SiteEffects,
     Traffic,
 )
 from covey.report.draw_parts import draws_section
+from covey.report.fit_sites import new_site_of, sites_of
 from covey.report.from_run import SCALES, parts_of_upload, privacy_of
 from covey.report.measures import convergence_of, messages_of
-from covey.report.posterior_parts import effects_in_words, of_population, reading_of
-from covey.report.predictions import calibration_of, errors_of, fairness_of_predictions
+from covey.report.posterior_parts import effects_in_words, reading_of
+from covey.report.predictions import (
+    calibration_of,
+    errors_of,
+    fairness_of_predictions,
+)
 from covey.report.units import in_bytes
 from covey.report.words import listed
 
 _CHAINS = 4  # that independent draws are shown as
-_ALONE = ("bernoulli", "gaussian", "poisson")
 _LEVEL = re.compile(r"(?P<factor>C\((?P<inner>[^()]*)\)|[^\[\]:]+)\[T\.(?P<level>[^\[\]]*)\]")
 _PACKAGES = ("covey", "jax", "numpy", "formulaic")
 
@@ -62,8 +62,10 @@ def content_of_fit(fit: Any) -> Content:
     """
     summary = fit.summary()
     shared = _shared(fit, summary)
-    sites, new_site = _sites(fit), _new_site(fit)
+    sites, new_site = sites_of(fit), new_site_of(fit)
     predictions = None if fit.tables is None else fit.fitted()
+    if predictions is not None:
+        predictions = predictions[~predictions["client"].isin(list(fit.added))]
     calibration = errors = fairness = None
     if predictions is not None:
         calibration = calibration_of(predictions, fit.family)
@@ -167,99 +169,6 @@ def _unit(design: Any, term: str) -> str:
         return ""
     levels = design.factors.get(level["factor"]) or design.factors.get(level["inner"] or "")
     return f"{level['level']} against {levels[0]}" if levels else ""
-
-
-def _sites(fit: Any) -> SiteEffects | None:
-    effects = fit.effects()
-    if not len(effects):
-        return None
-    first = effects["term"].iloc[0]
-    ordered = effects[effects["term"] == first].sort_values("mean")
-    clear = ordered[(ordered["q05"] > 0) | (ordered["q95"] < 0)]["client"]
-    who = f"; clearly different from the typical site: {listed(list(clear))}" if len(clear) else ""
-    sentence = (
-        f"Sites differ: {first} is lowest at {ordered['client'].iloc[0]} and highest at "
-        f"{ordered['client'].iloc[-1]}{who}."
-    )
-    alone = _alone(fit, effects)
-    notes = [
-        sentence,
-        "Values are deviations from the shared coefficients, on the scale of the "
-        "predictor; intervals have probability 0.9.",
-    ]
-    if alone is not None:
-        notes.append(
-            "Alone: a site's deviation from its own rows without the other sites, the shared "
-            "coefficients held fixed. Together, sites with few rows move most."
-        )
-        lost = list(alone[alone["alone"].isna()]["client"].unique())
-        if lost:
-            notes.append(f"Not estimable alone: {listed(lost)}.")
-    terms = dict.fromkeys(effects["term"], 0.0)
-    kind = "deviation from the shared coefficient"
-    return SiteEffects(effects, kind, tuple(terms.items()), alone, tuple(notes))
-
-
-def _alone(fit: Any, effects: Any) -> pd.DataFrame | None:
-    """Each site's deviations from its own rows alone, for families where they are quick to find."""
-    design = fit.design
-    if fit.tables is None or design.family not in _ALONE or design.group or design.weights:
-        return None
-    means = fit.summary()["mean"]
-    together, rows = effects.set_index(["client", "term"])["mean"], []
-    for site, table in fit.tables.items():
-        made = design.rows_of(table)
-        columns = dict(zip(design.features, np.asarray(made.x, float).T, strict=True))
-        columns["Intercept"] = np.ones(len(made.y))
-        offset = np.zeros(len(made.y))
-        for name, column in columns.items():
-            if name in means.index:
-                offset = offset + means[name] * column
-            elif name in design.special:  # the offset: other roles are left to the method
-                offset = offset + column
-        own = np.stack([columns[name] for name in design.effects], axis=1)
-        found = estimated_alone(design.family, own, np.asarray(made.y, float), offset)
-        rows += [
-            {
-                "client": site,
-                "term": name,
-                "alone": value,
-                "together": together[site, name],
-                "rows": len(made.y),
-            }
-            for name, value in zip(design.effects, found, strict=True)
-        ]
-    return pd.DataFrame(rows)
-
-
-def _new_site(fit: Any) -> NewSite | None:
-    """The deviations of a site that took no part."""
-    names = fit.design.effects
-    if not names:
-        return None
-    drawn = fit.posterior.shared.draws()
-    found = {name: of_population(np.zeros(1), drawn[f"sd({name})"].to_numpy()) for name in names}
-    rows = [{"term": name} | one for name, one in found.items() if np.isfinite(one["sd"])]
-    if not rows:
-        return None
-    table, low, high = pd.DataFrame(rows), rows[0]["q05"], rows[0]["q95"]
-    scale, first = SCALES.get(fit.family), rows[0]["term"]
-    how = f"in {first} by {low:.3g} to {high:.3g}"
-    if scale is not None and first == "Intercept":
-        what = "odds" if scale == "odds ratio" else "rate"
-        how = f"by a factor of {np.exp(low):.3g} to {np.exp(high):.3g} in its {what}"
-    sentences = [
-        f"A new site, before it has any rows, differs from the typical site {how}, with "
-        "probability 0.9."
-    ]
-    if fit.added:
-        sentences.append(f"Added without a refit: {listed(list(fit.added))}.")
-    if left := fit.stored.get("left_out"):
-        sentences.append(
-            "Predicting each site's rows from all other sites, the log predictive density is "
-            f"{left['log_density']:.4g} in all (standard error {left['se']:.2g})."
-        )
-    return NewSite(table, None, tuple(sentences))
 
 
 def _draws(fit: Any, summary: Any) -> Draws | None:

@@ -114,27 +114,33 @@ def fairness_of_predictions(predictions: pd.DataFrame, family: str) -> Fairness:
         and the share of outcomes inside the 90 % interval.
     """
     known = _known(predictions)
-
-    def measures(one: Any) -> dict[str, float]:
-        mean, observed = one["mean"], one["observed"]
-        if family == _TWO:
-            chance = np.clip(np.where(observed > 0.5, mean, 1 - mean), 1e-12, 1)
-            return {
-                "accuracy": float((chance > 0.5).mean()),
-                "brier": float(((mean - observed) ** 2).mean()),
-                "log_loss": float(-np.log(chance).mean()),
-            }
-        return {
-            "rmse": float(np.sqrt(((mean - observed) ** 2).mean())),
-            "inside 90 %": float(observed.between(one["q05"], one["q95"]).mean()),
-        }
-
-    clients: Any = _by_site(known, measures).rename(
+    clients: Any = _by_site(known, lambda one: measures_of_rows(one, family)).rename(
         columns={"client": "name", "rows": "train_rows"}
     )
     measure = "accuracy" if family == _TWO else "rmse"
     words = spread_in_words(clients[measure], clients["name"], measure)
     return Fairness(clients, measure, "training", (f"On training rows, {words}",))
+
+
+def measures_of_rows(rows: Any, family: str) -> dict[str, float]:
+    """How good predictions are: as for `fairness_of_predictions`.
+
+    Args:
+        rows: Some of the predictions.
+        family: Family of the outcome.
+    """
+    mean, observed = rows["mean"], rows["observed"]
+    if family == _TWO:
+        chance = np.clip(np.where(observed > 0.5, mean, 1 - mean), 1e-12, 1)
+        return {
+            "accuracy": float((chance > 0.5).mean()),
+            "brier": float(((mean - observed) ** 2).mean()),
+            "log_loss": float(-np.log(chance).mean()),
+        }
+    return {
+        "rmse": float(np.sqrt(((mean - observed) ** 2).mean())),
+        "inside 90 %": float(observed.between(rows["q05"], rows["q95"]).mean()),
+    }
 
 
 def _known(predictions: pd.DataFrame) -> Any:
