@@ -182,6 +182,8 @@ def test_a_site_that_was_added_is_held_out(hospitals, logistic):
     known = dict(logistic.site_draws())
     added = replace(logistic, site_draws_=known, added={"zug": known.pop("zug")})
     content = content_of_fit(added)
+    assert "2 sites with 120 rows took part: bern and chur." in content.sentences
+    assert ("rows used", "120") in content.facts
     assert content.calibration.bins["count"].sum() == 120
     assert list(content.fairness.clients["name"]) == ["bern", "chur"]
     new, own = content.new_site.measures.to_dict("records")

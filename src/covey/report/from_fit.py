@@ -73,12 +73,13 @@ def content_of_fit(fit: Any) -> Content:
         fairness = fairness_of_predictions(predictions, fit.family)
     draws = _draws(fit, summary) if fit.estimate == "posterior" else None
     said, cautions = _said(summary, draws)
+    trained, rows = _trained(fit)
     sentences = (
-        f"{len(fit.clients)} sites with {fit.used_rows} rows took part: {listed(fit.clients)}.",
+        f"{len(trained)} sites with {rows} rows took part: {listed(trained)}.",
         *said[1:2],
         effects_in_words(shared),
         *(() if sites is None else sites.sentences[:1]),
-        *(() if new_site is None else new_site.sentences[:1]),
+        *(() if new_site is None else new_site.sentences[:2]),
         *said[2:],
     )
     run = fit.run
@@ -105,21 +106,29 @@ def content_of_fit(fit: Any) -> Content:
 def _said(summary: Any, draws: Draws | None) -> tuple[list[str], tuple[str, ...]]:
     """The sentences of the fit, and those of them that ask for caution."""
     sentences = list(summary.attrs.get("sentences", ()))
-    alarming = [one for one in sentences if "NOT" in one]
+    alarming = [one for one in sentences if re.search(r"\bNOT\b", one)]
     cautions = [*alarming, *(draws.sentences[:1] if draws is not None and draws.poor else ())]
     return [one for one in sentences if one not in alarming], tuple(cautions)
 
 
 def _subtitle(fit: Any) -> str:
     how = {"posterior": "posterior", "ml": "maximum likelihood", "reml": "REML"}[fit.estimate]
-    return f"{fit.family} regression, {how}, {len(fit.clients)} sites, {fit.used_rows} rows"
+    trained, rows = _trained(fit)
+    return f"{fit.family} regression, {how}, {len(trained)} sites, {rows} rows"
+
+
+def _trained(fit: Any) -> tuple[list[str], int]:
+    """The sites that took part, without those that were added later, and their rows."""
+    names = [name for name in fit.clients if name not in fit.added]
+    design = fit.design
+    return names, sum(design.rows[name] - design.dropped.get(name, 0) for name in names)
 
 
 def _facts(fit: Any) -> tuple[tuple[str, str], ...]:
-    traffic = fit.traffic
+    traffic, (trained, rows) = fit.traffic, _trained(fit)
     facts = [
-        ("sites", str(len(fit.clients))),
-        ("rows used", str(fit.used_rows)),
+        ("sites", str(len(trained))),
+        ("rows used", str(rows)),
         ("rows dropped", str(sum(fit.design.dropped.values()))),
     ]
     if traffic:
