@@ -142,7 +142,7 @@ def _held_out(fit: Any) -> pd.DataFrame | None:
             warnings.simplefilter("ignore")  # rows without a prediction are left out below
             found = {
                 "as a new site": fit.predict(table.frame),
-                "after its own rows": fit.predict(table.frame, client=site),
+                "with its own rows (in sample)": fit.predict(table.frame, client=site),
             }
         for how, predicted in found.items():
             judged = predicted.iloc[rows.kept].assign(observed=np.asarray(rows.y))
