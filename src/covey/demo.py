@@ -31,7 +31,7 @@ from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import logistic, mixed_logistic
-from covey.report.figures import grouped_bars, intervals
+from covey.report.comparisons import grouped_bars, intervals
 from covey.report.page import write_page
 from covey.runs.launch import run
 

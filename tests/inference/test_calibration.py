@@ -8,7 +8,6 @@ import pytest
 from covey.core.metrics import Calibration, Mean
 from covey.data.federated import FederatedData
 from covey.inference import calibration_errors, reliability
-from covey.report.figures import reliability as diagram
 from covey.runs.evaluation import Evaluation
 
 # Two clients in bins of a fifth: one is too sure, one too timid. (confidence, right) by row.
@@ -78,17 +77,6 @@ def test_errors_pooled_and_by_client(evaluation, stacked):
     assert found.pooled == pytest.approx(evaluation.pooled["ece"])
     assert found.pooled < found.mean
     assert np.isnan(calibration_errors(Calibration(*(leaf[2:] for leaf in stacked))).mean)
-
-
-def test_the_diagram_shows_the_table(evaluation):
-    table = evaluation.reliability()
-    accuracy, gap, _, count = diagram(table, title="t").data
-    filled = table[table["count"] > 0]
-    np.testing.assert_allclose(accuracy.x, [0.3, 0.5, 0.9])
-    np.testing.assert_allclose(accuracy.y, filled["accuracy"])
-    np.testing.assert_allclose(np.asarray(gap.base, float) + gap.y, filled["confidence"])
-    assert list(count.y) == [1, 2, 5]
-    assert count.yaxis != accuracy.yaxis
 
 
 def test_without_labels_there_is_no_calibration(evaluation, stacked):

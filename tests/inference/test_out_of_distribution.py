@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from covey.inference import auroc, entropy, max_probability_score
 from covey.models import Categorical, Normal, Poisson, mixture_of
-from covey.report.figures import entropies
+from covey.report.comparisons import entropies
 
 LABELS = Categorical(jnp.log(jnp.array([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]])))
 

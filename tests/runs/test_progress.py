@@ -6,7 +6,8 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from covey.runs.progress import Display, duration, size
+from covey.report.units import duration, in_bytes
+from covey.runs.progress import Display
 
 
 class Clock:
@@ -95,7 +96,7 @@ def test_duration(seconds, text):
     ("bits", "text"), [(80.0, "10 B"), (8000.0, "1 kB"), (8e9, "1 GB"), (8e15, "1e+03 TB")]
 )
 def test_size(bits, text):
-    assert size(bits) == text
+    assert in_bytes(bits / 8) == text
 
 
 def test_a_long_compilation_is_told():

@@ -10,7 +10,16 @@ from typing import Annotated
 
 import typer
 
-from covey.cli import demonstrating, fitting, listing, posteriors, privacy, reproducing, running
+from covey.cli import (
+    demonstrating,
+    fitting,
+    listing,
+    posteriors,
+    privacy,
+    reporting,
+    reproducing,
+    running,
+)
 from covey.cli.consoles import console, show_warning
 
 app = typer.Typer(
@@ -31,6 +40,8 @@ app.command("add-client")(fitting.add_client_command)
 app.command("compare")(fitting.compare_command)
 app.command("run")(running.run_command)
 app.command("posterior")(posteriors.posterior_command)
+app.command("report")(reporting.report_command)
+app.command("watch")(reporting.watch_command)
 app.command("list")(listing.list_command)
 app.command("reproduce")(reproducing.reproduce_command)
 app.command("results")(reproducing.results_command)

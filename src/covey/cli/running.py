@@ -53,6 +53,8 @@ def run_command(
             _tell_how_to_continue(interrupt, directory)
             raise typer.Exit(INTERRUPTED) from None
         _print_results(done, parts.unseen)
+        if parts.unseen is not None:
+            _report_with(done, parts.unseen, directory)
         console.print(
             Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True
         )
@@ -65,6 +67,14 @@ def _tell_how_to_continue(interrupt: KeyboardInterrupt, directory: Path) -> None
     if (directory / "config.toml").exists():
         config, out = shlex.quote(str(directory / "config.toml")), shlex.quote(str(directory))
         errors.print(Text(f"to continue: covey run {config} --resume --out {out}"), soft_wrap=True)
+
+
+def _report_with(done: "Run", unseen: "FederatedData", directory: Path) -> None:
+    """The page again, with the clients held out, which a run knows nothing of."""
+    from covey.report import from_run
+
+    text = (directory / "config.toml").read_text("utf-8")
+    from_run.write(done, directory / "report.html", settings=text, unseen=unseen)
 
 
 def _print_results(done: "Run", unseen: "FederatedData | None") -> None:

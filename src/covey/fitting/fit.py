@@ -201,6 +201,7 @@ def fit_tables(
     )
     if out is not None:
         result.save(out)
+        result.report(Path(out) / "report.html")
     return result
 
 

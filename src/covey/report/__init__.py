@@ -1,1 +1,1 @@
-"""Figures, and one self-contained page a run: people look before they read."""
+"""Reports of runs and fits: one HTML page that opens without a network."""

@@ -1,11 +1,23 @@
-"""Figures of runs, with Plotly, in one look."""
+"""Figures of a report, with Plotly. Colours are those of a light page; the page maps them to its
+dark ones.
+"""
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-COLOURS = ("#7f7f7f", "#1f6fb2", "#d1733b", "#3a8f5c", "#8a5fa8", "#b8a038")
+# Colours on a light page and the same on a dark one; each has a contrast of at least 3 to 1.
+PALETTE = {
+    "#5b6570": "#a7b0bb",
+    "#1f5fa8": "#7fb3ee",
+    "#b4531a": "#f0a36b",
+    "#2f7d4a": "#7cc98a",
+    "#7a4fa3": "#bd9be0",
+    "#80690a": "#d9bd4e",
+}
+COLOURS = tuple(PALETTE)
+GREY, BLUE, ORANGE = COLOURS[:3]
 # Columns of the metrics that count things rather than measure how well the run does.
 BOOKKEEPING = (
     "round",
@@ -16,173 +28,285 @@ BOOKKEEPING = (
     "diverged_id",
     "seconds",
     "local_steps",
+    "accepted",
+    "settled",
+    "waiting",
 )
+_SIZES = ("bits", "bytes")  # shown as running totals
+LABELLED = 60  # sites; with more, a plot shows their order and not their names
 
 
-def styled(figure: go.Figure, *, title: str, height: int) -> go.Figure:
-    """The common look."""
+def styled(figure: go.Figure, *, title: str = "", height: int = 400) -> go.Figure:
+    """The common look: no background, room for labels, the legend above.
+
+    Args:
+        figure: The figure to change.
+        title: Its title. Default: none; in a report the heading stands above it.
+        height: Height in pixels. Default: 400.
+
+    Returns:
+        The same figure.
+
+    Example:
+        >>> styled(go.Figure(), height=300).layout.height
+        300
+    """
     figure.update_layout(
-        title={"text": title, "x": 0.02},
-        template="plotly_white",
+        template="none",
         height=height,
         font={"family": "system-ui, sans-serif", "size": 13},
         colorway=COLOURS,
-        margin={"l": 60, "r": 30, "t": 80, "b": 110},
-        legend={"orientation": "h", "y": -0.28, "yanchor": "top", "x": 0.5, "xanchor": "center"},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        margin={"l": 12, "r": 16, "t": 64 if title else 36, "b": 44},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        hoverlabel={"namelength": -1},
     )
+    if title:
+        figure.update_layout(title={"text": title, "x": 0.02})
+    figure.update_xaxes(automargin=True, zeroline=False)
+    figure.update_yaxes(automargin=True, zeroline=False)
     return figure
 
 
-def grouped_bars(
-    tables: dict[str, pd.DataFrame], *, title: str, notes: dict[str, str]
-) -> go.Figure:
-    """A panel a measure: `tables[measure]` has a row a client and a column a method. `notes` say
-    which way is better.
+def calibration(bins: pd.DataFrame, *, predicted: str, observed: str) -> go.Figure:
+    """Predictions against outcomes by bin, with intervals, and below how many rows a bin has.
+
+    Args:
+        bins: Columns predicted, observed, q05, q95 and count; bins without rows are left out.
+        predicted: Title of the horizontal axis.
+        observed: Title of the vertical axis.
+
+    Returns:
+        The figure; on the diagonal predictions and outcomes agree.
     """
+    filled = bins[bins["count"] > 0]
     figure = make_subplots(
-        cols=len(tables), subplot_titles=[f"{name} ({notes[name]})" for name in tables]
+        rows=2, shared_xaxes=True, row_heights=[0.76, 0.24], vertical_spacing=0.05
     )
-    for panel, table in enumerate(tables.values(), 1):
-        for index, method in enumerate(table.columns):
-            bars = go.Bar(
-                x=list(table.index),
-                y=table[method],
-                name=str(method),
-                legendgroup=str(method),
-                showlegend=panel == 1,
-                marker_color=COLOURS[index % len(COLOURS)],
-            )
-            figure.add_trace(bars, row=1, col=panel)
-    return styled(figure, title=title, height=420)
+    ends = filled[["predicted", "observed", "q05", "q95"]].to_numpy(float)
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    error = {
+        "array": filled["q95"] - filled["observed"],
+        "arrayminus": filled["observed"] - filled["q05"],
+        "thickness": 2,
+        "width": 0,
+    }
+    agree = go.Scatter(
+        x=[low, high],
+        y=[low, high],
+        mode="lines",
+        name="perfect agreement",
+        line={"color": GREY, "dash": "dash"},
+    )
+    points = go.Scatter(
+        x=filled["predicted"],
+        y=filled["observed"],
+        error_y=error,
+        mode="markers",
+        name="bins of rows, with 90 % intervals",
+        marker={"size": 9, "color": BLUE},
+    )
+    count = go.Bar(
+        x=filled["predicted"],
+        y=filled["count"],
+        width=[(high - low) / 60] * len(filled),
+        marker_color=GREY,
+        showlegend=False,
+        name="rows",
+    )
+    for trace, row in ((agree, 1), (points, 1), (count, 2)):
+        figure.add_trace(trace, row=row, col=1)
+    figure.update_xaxes(title_text=predicted, row=2)
+    figure.update_yaxes(title_text=observed, row=1)
+    figure.update_yaxes(title_text="rows", row=2)
+    return styled(figure, height=500)
 
 
-def intervals(tables: dict[str, pd.DataFrame], *, title: str) -> go.Figure:
-    """A panel a table: estimates as points, their intervals as lines. Tables have the columns
-    estimate, low and high.
+def residuals(bins: pd.DataFrame) -> go.Figure:
+    """Residuals by bins of the prediction: the mean, and bands that hold half and 90 % of them.
+
+    Args:
+        bins: Columns predicted, mean, q05, q25, q75, q95 and count.
+
+    Returns:
+        The figure; a good model's mean stays at 0.
     """
-    figure = make_subplots(cols=len(tables), subplot_titles=list(tables), horizontal_spacing=0.25)
-    for panel, table in enumerate(tables.values(), 1):
-        error = {
-            "array": table["high"] - table["estimate"],
-            "arrayminus": table["estimate"] - table["low"],
-            "thickness": 2,
-        }
-        points = go.Scatter(
-            x=table["estimate"],
-            y=[str(name) for name in table.index],
-            error_x=error,
-            mode="markers",
-            marker={"size": 9, "color": COLOURS[1]},
-            showlegend=False,
+    figure = go.Figure()
+    for low, high, name, opacity in (
+        ("q05", "q95", "90 % of the rows", 0.14),
+        ("q25", "q75", "half of the rows", 0.28),
+    ):
+        colour = f"rgba(31,95,168,{opacity})"
+        edge = {"width": 0}
+        figure.add_trace(
+            go.Scatter(
+                x=bins["predicted"], y=bins[low], line=edge, showlegend=False, hoverinfo="skip"
+            )
         )
-        figure.add_trace(points, row=1, col=panel)
-    figure.add_vline(x=0, line={"color": "#bbbbbb", "dash": "dot"})
-    figure.update_yaxes(autorange="reversed")
-    return styled(figure, title=title, height=480)
+        figure.add_trace(
+            go.Scatter(
+                x=bins["predicted"],
+                y=bins[high],
+                line=edge,
+                fill="tonexty",
+                fillcolor=colour,
+                name=name,
+                mode="lines",
+                hoverinfo="skip",
+            )
+        )
+    mean = go.Scatter(
+        x=bins["predicted"], y=bins["mean"], mode="lines+markers", name="mean", line={"color": BLUE}
+    )
+    figure.add_trace(mean)
+    figure.add_hline(y=0, line={"color": GREY, "dash": "dot", "width": 1.5})
+    figure.update_xaxes(title_text="prediction")
+    figure.update_yaxes(title_text="observed minus predicted")
+    return styled(figure, height=400)
 
 
-def curves(metrics: pd.DataFrame, *, title: str) -> go.Figure:
-    """Every measure against rounds, a panel each."""
-    names = [
-        name
-        for name in metrics.dropna(axis="columns", how="all").columns
-        if name not in BOOKKEEPING
-    ]
+def posteriors(density: pd.DataFrame, trace: pd.DataFrame) -> go.Figure:
+    """One row per parameter: its posterior density, and its draws in their order.
+
+    Args:
+        density: Columns parameter, value and density.
+        trace: Columns parameter, chain, draw and value.
+
+    Returns:
+        The figure, with a colour per chain.
+    """
+    names = list(dict.fromkeys(density["parameter"]))
+    titles = [title for name in names for title in (name, f"{name}, draws")]
     figure = make_subplots(
-        cols=2, rows=-(-len(names) // 2), subplot_titles=[name.replace("_", " ") for name in names]
+        rows=len(names),
+        cols=2,
+        subplot_titles=titles,
+        vertical_spacing=0.45 / max(len(names), 1),
+        horizontal_spacing=0.12,
+    )
+    for row, name in enumerate(names, 1):
+        curve = density[density["parameter"] == name]
+        filled = go.Scatter(
+            x=curve["value"].to_numpy(np.float32),
+            y=curve["density"].to_numpy(np.float32),
+            mode="lines",
+            line={"color": BLUE},
+            fill="tozeroy",
+            fillcolor="rgba(31,95,168,0.14)",
+        )
+        figure.add_trace(filled, row=row, col=1)
+        draws = trace[trace["parameter"] == name]
+        for index, (_, chain) in enumerate(draws.groupby("chain", sort=True)):
+            line = go.Scatter(
+                x=chain["draw"].to_numpy(np.int32),
+                y=chain["value"].to_numpy(np.float32),
+                mode="lines",
+                line={"color": COLOURS[1:][index % 5], "width": 0.8},
+            )
+            figure.add_trace(line, row=row, col=2)
+    figure.update_traces(showlegend=False, hoverinfo="skip")
+    figure.update_yaxes(showticklabels=False, col=1)
+    figure.update_annotations(font_size=12)
+    return styled(figure, height=60 + 135 * len(names))
+
+
+def curves(metrics: pd.DataFrame) -> go.Figure:
+    """Every measure against rounds, one panel each, bytes and bits as running totals.
+
+    Args:
+        metrics: One row per round, with a column `round`.
+
+    Returns:
+        The figure; columns that only count clients or seconds are left out.
+    """
+    names = measures_of(metrics)
+    rows = -(-len(names) // 2)
+    figure = make_subplots(
+        cols=2,
+        rows=rows,
+        subplot_titles=[name.replace("_", " ") for name in names],
+        vertical_spacing=0.35 / max(rows, 1),
+        horizontal_spacing=0.14,
     )
     for index, name in enumerate(names):
         known = metrics[["round", name]].dropna()
-        values = known[name].cumsum() if name.startswith("bits") else known[name]
         line = go.Scatter(
             x=known["round"],
-            y=values,
-            mode="lines",
+            y=known[name].cumsum() if name.startswith(_SIZES) else known[name],
+            mode="lines" if len(known) > 20 else "lines+markers",
+            name=name.replace("_", " "),
             showlegend=False,
-            line={"color": COLOURS[1], "width": 2},
+            line={"color": BLUE, "width": 2},
         )
         figure.add_trace(line, row=index // 2 + 1, col=index % 2 + 1)
-    figure.update_xaxes(title_text="round")
-    return styled(figure, title=title, height=120 + 260 * -(-len(names) // 2))
+    figure.update_xaxes(title_text="round", row=rows)
+    figure.update_annotations(font_size=12)
+    return styled(figure, height=80 + 190 * rows)
 
 
-def spread(clients: pd.DataFrame, measure: str, *, title: str) -> go.Figure:
-    """How a measure spreads over clients, from the worst served to the best, with their rows beside
-    it.
+def measures_of(metrics: pd.DataFrame) -> list[str]:
+    """The columns of a run's metrics that measure something, sizes of messages last.
+
+    Columns that are known in no round are left out, and bits where bytes say the same.
+    """
+    known = metrics.dropna(axis="columns", how="all").columns
+    hidden = (*BOOKKEEPING, *(("bits_up", "bits_down") if "bytes_up" in known else ()))
+    names = [name for name in known if name not in hidden]
+    return sorted(names, key=lambda name: name.startswith(_SIZES))
+
+
+def spread(clients: pd.DataFrame, measure: str) -> go.Figure:
+    """A measure of each site, from the lowest at the bottom to the highest.
+
+    Args:
+        clients: One row per site: name, train_rows, and the measure.
+        measure: The column to show.
+
+    Returns:
+        The figure.
     """
     ordered = clients.dropna(subset=[measure]).sort_values(measure, kind="stable")
-    figure = go.Figure(
-        go.Bar(
-            x=list(range(1, len(ordered) + 1)),
-            y=ordered[measure],
-            marker_color=COLOURS[1],
-            customdata=ordered[["name", "train_rows"]],
-            hovertemplate=(
-                f"%{{customdata[0]}}<br>{measure} %{{y:.4g}}<br>%{{customdata[1]}} training "
-                "rows<extra></extra>"
-            ),
-        )
+    many = len(ordered) > LABELLED
+    labels = list(range(1, len(ordered) + 1)) if many else list(ordered["name"])
+    points = go.Scatter(
+        x=ordered[measure],
+        y=labels,
+        mode="markers",
+        marker={"size": 10, "color": BLUE},
+        customdata=ordered[["name", "train_rows"]],
+        hovertemplate=(
+            f"%{{customdata[0]}}<br>{measure} %{{x:.4g}}<br>%{{customdata[1]}} training "
+            "rows<extra></extra>"
+        ),
     )
-    figure.update_xaxes(title_text="clients, ordered")
-    figure.update_yaxes(title_text=measure)
-    return styled(figure, title=title, height=360)
+    figure = go.Figure(points)
+    figure.update_xaxes(title_text=measure)
+    if many:
+        figure.update_yaxes(title_text="sites, sorted")
+    else:
+        figure.update_yaxes(type="category", categoryorder="array", categoryarray=labels)
+    return styled(figure, height=640 if many else 110 + 28 * max(len(ordered), 3))
 
 
-def reliability(table: pd.DataFrame, *, title: str) -> go.Figure:
-    """Accuracy by bins of confidence, the gap to the confidence, and below how many rows a bin has.
+def epsilons(by_round: pd.DataFrame, budget: int | float | None) -> go.Figure:
+    """Epsilon after each round by accountant, and the budget.
 
-    table: of `Evaluation.reliability`.
+    Args:
+        by_round: Columns round, and one per accountant.
+        budget: Largest epsilon allowed; None: no line.
+
+    Returns:
+        The figure.
     """
-    filled = table[table["count"] > 0]
-    middle, width = (filled["lower"] + filled["upper"]) / 2, filled["upper"] - filled["lower"]
-    figure = make_subplots(
-        rows=2, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.06
-    )
-    accuracy = go.Bar(
-        x=middle, y=filled["accuracy"], width=width, name="accuracy", marker_color=COLOURS[1]
-    )
-    gap = go.Bar(
-        x=middle,
-        y=filled["confidence"] - filled["accuracy"],
-        base=filled["accuracy"],
-        width=width,
-        name="gap to the confidence",
-        marker={"color": "rgba(209, 115, 59, 0.35)", "line": {"color": COLOURS[2], "width": 1}},
-    )
-    right = go.Scatter(
-        x=[0, 1],
-        y=[0, 1],
-        mode="lines",
-        name="as sure as right",
-        line={"color": COLOURS[0], "dash": "dash"},
-    )
-    count = go.Bar(
-        x=middle, y=filled["count"], width=width, showlegend=False, marker_color=COLOURS[0]
-    )
-    for trace, row in ((accuracy, 1), (gap, 1), (right, 1), (count, 2)):
-        figure.add_trace(trace, row=row, col=1)
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(range=[0, 1])
-    figure.update_xaxes(title_text="confidence in the predicted label", row=2)
-    figure.update_yaxes(title_text="accuracy", range=[0, 1], row=1)
-    figure.update_yaxes(title_text="rows", row=2)
-    return styled(figure, title=title, height=520)
-
-
-def entropies(inside: np.ndarray, outside: np.ndarray, *, title: str) -> go.Figure:
-    """Histograms of the entropies of examples in and out of distribution, in the same bins."""
-    edges = np.histogram_bin_edges(np.concatenate([inside, outside]), bins=40)
     figure = go.Figure()
-    for name, values, colour in (
-        ("usual rows", inside, COLOURS[1]),
-        ("out of distribution", outside, COLOURS[2]),
-    ):
-        share = np.histogram(values, edges)[0] / len(values)
-        middle, width = (edges[:-1] + edges[1:]) / 2, np.diff(edges)
+    for name, colour in zip(by_round.columns.drop("round"), COLOURS[1:], strict=False):
+        line = {"color": colour, "width": 2}
         figure.add_trace(
-            go.Bar(x=middle, y=share, width=width, name=name, marker_color=colour, opacity=0.6)
+            go.Scatter(x=by_round["round"], y=by_round[name], mode="lines", name=name, line=line)
         )
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title_text="predictive entropy")
-    figure.update_yaxes(title_text="share of rows")
-    return styled(figure, title=title, height=400)
+    if budget is not None:
+        figure.add_hline(y=budget, line={"color": GREY, "dash": "dash"})
+    figure.update_xaxes(title_text="round")
+    figure.update_yaxes(title_text="epsilon spent", rangemode="tozero")
+    return styled(figure, height=340)

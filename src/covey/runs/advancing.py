@@ -10,13 +10,12 @@ from typing import Any
 import pandas as pd
 
 from covey.core import wire
-from covey.core.algorithm import Chains, State
+from covey.core.algorithm import Chains, Message, State
 from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine, Position
 from covey.engines.questions import Questions
 from covey.engines.record import Diverged, Line
 from covey.privacy.ledger import Ledger
-from covey.report import page
 from covey.runs.advice import diagnosed, missing_clients, warn_of_a_rise
 from covey.runs.directory import Record, RunDirectory
 from covey.runs.draws import Draws
@@ -82,6 +81,11 @@ class Advancing:
         return self._state.server
 
     @property
+    def upload(self) -> Message:
+        """Shapes of what one client sends in one round."""
+        return self._engine.setup.shapes.up
+
+    @property
     def metrics(self) -> pd.DataFrame:
         """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds
         without an evaluation.
@@ -98,7 +102,7 @@ class Advancing:
         with self._directory.held():
             self._catch_up(self._directory)
             self._checkpoint(self._directory)
-            self._write_results(self._directory)
+            self._write_results(self._directory, finished=True)
 
     def _advance_to(self, target: int | None) -> None:
         """Run up to a round, or until the method has settled."""
@@ -120,7 +124,8 @@ class Advancing:
             if self._directory is not None:
                 if self._directory.newest_round() != self.round:
                     self._checkpoint(self._directory)
-                self._write_results(self._directory)
+                if not self._directory.report_is_current():
+                    self._write_results(self._directory, finished=self._ended(target))
         warn_of_a_rise(self._records)
         if not self._ended(target):
             kept = (
@@ -254,11 +259,18 @@ class Advancing:
         self._engine.checkpointed()
         self._saved_at = perf_counter()
 
-    def _write_results(self, directory: RunDirectory) -> None:
-        """The table of clients and the page of the run."""
+    def _write_results(self, directory: RunDirectory, *, finished: bool) -> None:
+        """The table of clients and the page of the run; its posterior only at the end."""
+        from covey.report import from_run  # Plotly is needed here only
+
         if self._last is not None:
             directory.write_clients(self._last.clients)
-        page.write(self, directory.path / "report.html", settings=directory.settings_text())
+        from_run.write(
+            self,
+            directory.path / "report.html",
+            settings=directory.settings_text(),
+            finished=finished,
+        )
 
     def _catch_up(self, directory: RunDirectory) -> None:
         """Make the directory's metrics those of this run: after a full disk they may be behind."""

@@ -121,6 +121,14 @@ class RunDirectory:
         """The text of `config.toml`."""
         return self._config.read_text("utf-8")
 
+    def report_is_current(self) -> bool:
+        """Whether `report.html` is no older than the newest checkpoint."""
+        report = self.path / "report.html"
+        if not report.exists():
+            return False
+        written = [path.stat().st_mtime_ns for path in self._checkpoints.glob("*")]
+        return report.stat().st_mtime_ns >= max(written, default=0)
+
     def newest_round(self) -> int:
         """The round of the newest checkpoint; 0 without one."""
         return max(checkpoint.rounds(self._checkpoints), default=0)

@@ -10,6 +10,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from covey.report.units import duration, in_bytes
 from covey.runs.directory import Record
 
 _QUIET_SECONDS = 2.0
@@ -124,27 +125,7 @@ class Display:
         # evaluation first
         shown = sorted(self._newest, key=lambda key: key == "train_loss")[:_SHOWN]
         parts += [f"{key} {self._newest[key]:.4g}" for key in shown]
-        return ", ".join([*parts, f"{size(self._bits)} sent"])
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the words of a clock."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def size(bits: float) -> str:
-    """Bits in bytes of a readable unit."""
-    amount = bits / 8
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
-            break
-        amount /= 1000
-    return f"{amount:.3g} {unit}"
+        return ", ".join([*parts, f"{in_bytes(self._bits / 8)} sent"])
 
 
 def _is_metric(key: str) -> bool:

@@ -1,0 +1,104 @@
+"""`covey report` and `covey watch`: a run in the browser and in the terminal."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from covey.cli.consoles import console, errors, mistakes_in_one_line
+
+_Directory = Annotated[Path, typer.Argument(help="The run directory.", metavar="RUN_DIRECTORY")]
+
+
+def report_command(
+    directory: _Directory,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.html", help="The page; report.html there by default."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="PLACE",
+            help="The sites' tables of a fit, as for `covey fit`, for sections on predictions.",
+        ),
+    ] = None,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the page to browsers of this machine as the run goes."),
+    ] = False,
+    port: Annotated[
+        int, typer.Option("--port", help="Port on 127.0.0.1 for --serve; any free one by default.")
+    ] = 0,
+) -> None:
+    """Write the report of a run as one HTML page, or serve it while the run goes."""
+    with mistakes_in_one_line():
+        if serve:
+            if out is not None or data is not None:
+                raise ValueError(
+                    "--out and --data are for writing a page, --serve shows one: choose one"
+                )
+            _serve(directory, port)
+            return
+        path = out or directory / "report.html"
+        _write(directory, path, data)
+        console.print(Text(f"the report is {path}"), soft_wrap=True)
+
+
+def watch_command(directory: _Directory) -> None:
+    """Follow a run in the terminal: rounds, measures, what is left. Ctrl-C stops only this."""
+    with mistakes_in_one_line():
+        from covey.report.watching import watch
+
+        watch(directory, console)
+
+
+def _write(directory: Path, path: Path, data: Path | None) -> None:
+    """The page of a fit, of a run that can be opened again, or of what is on disk of a run."""
+    from covey.report.from_files import content_of_files, read_state
+
+    is_fit = (directory / "fit.json").exists()
+    if data is not None and not is_fit:
+        raise ValueError(f"--data is for fits, and {directory} holds none: leave it out")
+    if is_fit:
+        _write_fit(directory, path, data)
+        return
+    from covey.report import from_run, page
+
+    state = read_state(directory)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if "data" in state.tables and not state.running:
+        from covey.config import configuration
+
+        done, unseen = configuration.reopen(directory)
+        from_run.write(done, path, settings=state.settings, unseen=unseen)
+        return
+    why = "is still going" if state.running else "was started from Python"
+    _note(f"the run {why}: the page is made of its files, without its posterior")
+    page.write(content_of_files(directory), path)
+
+
+def _write_fit(directory: Path, path: Path, data: Path | None) -> None:
+    from covey.fitting.store import load_fit
+
+    if data is None and path == directory / "report.html" and path.exists():
+        _note("the page is as the fit left it; --data PLACE, the sites' tables, makes it anew")
+        return
+    if data is None:
+        _note("without the sites' tables (--data) there are no sections on predictions")
+    load_fit(directory, data=data).report(path)
+
+
+def _note(text: str) -> None:
+    errors.print(Text(text), style="yellow", soft_wrap=True)
+
+
+def _serve(directory: Path, port: int) -> None:
+    from covey.report.serving import server_of
+
+    with server_of(directory, port=port) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}/"
+        console.print(Text(f"{address} shows {directory}; Ctrl-C ends it"), soft_wrap=True)
+        server.serve_forever()
