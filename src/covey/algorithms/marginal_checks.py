@@ -112,8 +112,9 @@ def check_fit(settings: Settings, phi: PyTree, effects: Array, spec: Spec) -> No
     if count and spec.clients is not None and spec.clients <= entries:
         warnings.warn(
             f"marginal: {spec.clients} clients say little about {entries} parameters of the "
-            "covariance of their effects; use covariance='diagonal' (a double bar in a formula), fewer slopes, a model "
-            "without effects, or estimate='posterior' with a prior that you believe",
+            "covariance of their effects; use covariance='diagonal' (a double bar in a formula), "
+            "fewer slopes, a model without effects, or estimate='posterior' with a prior that you "
+            "believe",
             stacklevel=2,
         )
 
