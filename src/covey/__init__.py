@@ -46,7 +46,7 @@ Data and runs
     choose_components  how many components a `mixture` needs
 
 Estimators in the manner of scikit-learn
-    FederatedGaussianMixture, FederatedImputer
+    FederatedClassifier, FederatedRegressor, FederatedGaussianMixture, FederatedImputer
 
 Modules
     models     likelihoods, mixed models, models with latent variables
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from covey.datasets.loaders import load
     from covey.estimators.imputer import FederatedImputer
     from covey.estimators.mixture import FederatedGaussianMixture
+    from covey.fitting.estimators import FederatedClassifier, FederatedRegressor
     from covey.fitting.fit import fit
     from covey.fitting.result import Fit
     from covey.fitting.store import load_fit
@@ -104,9 +105,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Algorithm",
     "Faults",
+    "FederatedClassifier",
     "FederatedData",
     "FederatedGaussianMixture",
     "FederatedImputer",
+    "FederatedRegressor",
     "Fit",
     "Run",
     "__version__",
@@ -150,9 +153,11 @@ __version__ = version("covey")
 _ELSEWHERE = {  # the rest are modules of the package, or methods in the file of their name
     "Algorithm": "covey.core.algorithm:Algorithm",
     "Faults": "covey.core.faults:Faults",
+    "FederatedClassifier": "covey.fitting.estimators:FederatedClassifier",
     "FederatedData": "covey.data.federated:FederatedData",
     "FederatedGaussianMixture": "covey.estimators.mixture:FederatedGaussianMixture",
     "FederatedImputer": "covey.estimators.imputer:FederatedImputer",
+    "FederatedRegressor": "covey.fitting.estimators:FederatedRegressor",
     "Fit": "covey.fitting.result:Fit",
     "Run": "covey.runs.run:Run",
     "choose_components": "covey.config.model_selection:choose_components",

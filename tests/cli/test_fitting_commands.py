@@ -19,8 +19,14 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(place):
     code, said = call(
-        "fit", "gain ~ dose + (1 | clinic)", "--data", place / "data", "--estimate", "ml",
-        "--out", place / "run",
+        "fit",
+        "gain ~ dose + (1 | clinic)",
+        "--data",
+        place / "data",
+        "--estimate",
+        "ml",
+        "--out",
+        place / "run",
     )
     assert code == 0, said
     return place / "run", said
@@ -28,7 +34,13 @@ def fitted(place):
 
 def test_fit_prints_the_terms_and_what_left_the_sites(fitted):
     _, said = fitted
-    for part in ("Intercept", "sd(Intercept)", "sigma", "5 clinics, 100 rows", "No row left a site"):
+    for part in (
+        "Intercept",
+        "sd(Intercept)",
+        "sigma",
+        "5 clinics, 100 rows",
+        "No row left a site",
+    ):
         assert part in said
 
 

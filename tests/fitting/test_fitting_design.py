@@ -75,9 +75,7 @@ def test_order_of_columns_and_other_columns_do_not_matter():
     other, turned = design_of("y ~ sex + scale(age) + (1 | site)", frames)
     assert one == other
     for name in SITES:
-        np.testing.assert_array_equal(
-            one.rows_of(tables[name]).x, other.rows_of(turned[name]).x
-        )
+        np.testing.assert_array_equal(one.rows_of(tables[name]).x, other.rows_of(turned[name]).x)
 
 
 def test_a_description_and_a_design_are_json():
@@ -85,9 +83,7 @@ def test_a_description_and_a_design_are_json():
     text = json.dumps(design.to_json())
     again = Design.from_json(json.loads(text))
     assert again == design
-    np.testing.assert_array_equal(
-        again.rows_of(tables["a"]).x, design.rows_of(tables["a"]).x
-    )
+    np.testing.assert_array_equal(again.rows_of(tables["a"]).x, design.rows_of(tables["a"]).x)
     json.dumps(describe(tables["a"], parse("y ~ sex + C(cp) + (1 | site)"))._asdict())
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import covey
 from covey.fitting.methods import check_method
-from small_fits import FORMULA, clinics
 from messy_hospitals import messy_hospitals
 from pooled_fits import Pooled, gaussian, intercepts
+from small_fits import FORMULA, clinics
 
 TABLES = clinics()
 
@@ -125,8 +125,10 @@ def test_a_new_site_with_many_five_and_no_rows(fit):
     few, none = many.add_client("few", table.head(5)), many.add_client("none")
     assert "many" not in fit.clients
     assert none.clients == [*TABLES, "many", "none"]
-    sd = {name: one.effects().set_index(["client", "term"]).loc[(name, "dose"), "sd"]
-          for name, one in {"many": many, "few": few, "none": none}.items()}
+    sd = {
+        name: one.effects().set_index(["client", "term"]).loc[(name, "dose"), "sd"]
+        for name, one in {"many": many, "few": few, "none": none}.items()
+    }
     assert sd["many"] < sd["few"] < sd["none"]
     # The same rows as a site of the fit have the same effects, within Monte Carlo error.
     both = many.effects().set_index(["client", "term"])
@@ -161,7 +163,7 @@ def test_a_fit_is_kept_and_loaded(fit, tmp_path):
     assert len(covey.load_fit(folder, data=TABLES).fitted()) == 160
     text = json.loads((folder / "fit.json").read_text())
     (folder / "fit.json").write_text(json.dumps(text | {"format": 99, "covey": "9.9"}))
-    with pytest.raises(ValueError, match="written by covey 9.9 in format 99"):
+    with pytest.raises(ValueError, match=r"written by covey 9\.9 in format 99"):
         covey.load_fit(folder)
 
 

@@ -96,7 +96,9 @@ def test_terms_that_are_refused(formula, why):
 
 
 def test_what_a_formula_needs():
-    formula = "y ~ sex + blood.pressure + scale(log(chol)):age + C(cp, Treatment(2)) + (0 + dose | g)"
+    formula = (
+        "y ~ sex + blood.pressure + scale(log(chol)):age + C(cp, Treatment(2)) + (0 + dose | g)"
+    )
     found = needs_of(parse(formula))
     assert found.alone == ("sex", "blood.pressure", "age", "dose")
     assert found.inside == ("chol",)

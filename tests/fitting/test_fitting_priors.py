@@ -31,7 +31,7 @@ def made(formula, priors=None, **options):
 
 
 def test_defaults_are_scaled_by_federated_standard_deviations():
-    design, _, priors, x, y = made("gain ~ dose + sex + (1 + dose | clinic)")
+    _, _, priors, x, y = made("gain ~ dose + sex + (1 + dose | clinic)")
     sd, unit = x.std(0, ddof=1), y.std(ddof=1)
     assert list(priors) == [
         "Intercept",

@@ -95,7 +95,7 @@ def test_errors_of_places(tmp_path):
         read_tables(tmp_path / "empty")
     with pytest.raises(ValueError, match="needs a column that names the site"):
         read_tables(pd.DataFrame({"x": [1]}))
-    with pytest.raises(ValueError, match="no column 'sit'.*did you mean 'site'"):
+    with pytest.raises(ValueError, match=r"no column 'sit'.*did you mean 'site'"):
         read_tables(pd.DataFrame({"site": [1]}), client="sit")
     path = write(tmp_path / "gap.csv", "site,x\na,1\n,2\n")
     with pytest.raises(ValueError, match=r"gap.csv, line 3: 'site' is missing"):

@@ -24,7 +24,8 @@ def fit_command(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", help="A folder with one CSV or Parquet file per site, or one table.",
+            "--data",
+            help="A folder with one CSV or Parquet file per site, or one table.",
             metavar="PLACE",
         ),
     ],
@@ -38,9 +39,7 @@ def fit_command(
     estimate: Annotated[
         str, typer.Option("--estimate", help="posterior, ml or reml.")
     ] = "posterior",
-    method: Annotated[
-        str, typer.Option("--method", help="marginal, fedpop or fald.")
-    ] = "marginal",
+    method: Annotated[str, typer.Option("--method", help="marginal, fedpop or fald.")] = "marginal",
     priors: Annotated[
         Path | None,
         typer.Option("--priors", help="A TOML file with priors by term.", metavar="FILE.toml"),
@@ -53,7 +52,9 @@ def fit_command(
     ] = None,
     client: Annotated[
         str | None,
-        typer.Option("--client", help="Column that names the site, in one table.", metavar="COLUMN"),
+        typer.Option(
+            "--client", help="Column that names the site, in one table.", metavar="COLUMN"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the fit; runs/OUTCOME by default.")
@@ -87,10 +88,13 @@ def predict_command(
     table: Annotated[Path, typer.Argument(help="New rows, a CSV or Parquet file.", metavar="NEW")],
     client: Annotated[
         str | None,
-        typer.Option("--client", help="The site of the rows; a new site by default.", metavar="NAME"),
+        typer.Option(
+            "--client", help="The site of the rows; a new site by default.", metavar="NAME"
+        ),
     ] = None,
     new_levels: Annotated[
-        str, typer.Option("--new-levels", help="Factor levels that no site had: error or reference.")
+        str,
+        typer.Option("--new-levels", help="Factor levels that no site had: error or reference."),
     ] = "error",
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the predictions to this CSV file.")
@@ -103,8 +107,8 @@ def predict_command(
         found = load_fit(folder)
         if client is not None and client not in found.clients:
             raise ValueError(
-                f"there is no site {client!r}; sites are {', '.join(found.clients)}; leave --client "
-                "out for a new site"
+                f"there is no site {client!r}; sites are {', '.join(found.clients)}; leave "
+                "--client out for a new site"
             )
         predictions = found.predict(table, client, new_levels=new_levels)
         if out is None:
@@ -130,7 +134,8 @@ def add_client_command(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="The other sites' tables, for --refit; where they were by default.",
+            "--data",
+            help="The other sites' tables, for --refit; where they were by default.",
             metavar="PLACE",
         ),
     ] = None,

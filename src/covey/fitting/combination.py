@@ -49,8 +49,8 @@ def combine(
         >>> from covey.fitting.tables import Table
         >>> formula = parse("weight ~ sex + scale(age) + (1 | site)")
         >>> tables = [
-        ...     Table("a", pd.DataFrame({"weight": [60.5, 81], "age": [40, 50], "sex": ["f", "m"]})),
-        ...     Table("b", pd.DataFrame({"weight": [58, 75.5], "age": [60, 30], "sex": ["f", "x"]})),
+        ...     Table("a", pd.DataFrame({"weight": [60.5, 8], "age": [4, 5], "sex": ["f", "m"]})),
+        ...     Table("b", pd.DataFrame({"weight": [58, 7.5], "age": [6, 3], "sex": ["f", "x"]})),
         ... ]
         >>> design = combine([describe(table, formula) for table in tables], formula)
         >>> design.columns, design.family
@@ -115,8 +115,8 @@ def _with_columns(design: Design, bars: list[Bar]) -> Design:
             raise ValueError(f"{twice[0]} varies in two bar terms of {design.text}; keep one")
         if len(bars) > 1 and len(found) > 1 and bar.correlated:
             raise ValueError(
-                f"{design.text}: of several bar terms of one group, each may have one effect: write "
-                "(a + b || group) for independent effects, or one term (a + b | group)"
+                f"{design.text}: of several bar terms of one group, each may have one effect: "
+                "write (a + b || group) for independent effects, or one term (a + b | group)"
             )
         random += found
     correlated = len(bars) == 1 and bars[0].correlated and len(random) > 1
@@ -186,7 +186,7 @@ def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
         one = f"one level, {next(iter(seen))!r}," if seen else "no level"
         raise ValueError(f"the factor {name!r} has {one} in all tables together; leave it out")
     if len(orders) == 1:
-        order = [level for level in orders.pop() if level in seen]
+        order: list[Level] = [level for level in orders.pop() if level in seen]
         return order + sorted(level for level in seen if level not in order)
     return sorted(seen)
 
@@ -254,7 +254,9 @@ def _bars(
             f"{descriptions[0].site!r}; give more tables, or leave the bar term out"
         )
     if len(inner) > 1:
-        raise ValueError(f"{formula.text}: one level of groups inside a site can be fitted, not two")
+        raise ValueError(
+            f"{formula.text}: one level of groups inside a site can be fitted, not two"
+        )
     if inner and inner[0].terms.strip() != "1" and inner[0] in formula.bars:
         _check_inner(formula, inner[0])
     return sites, inner[0].group if inner else None

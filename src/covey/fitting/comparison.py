@@ -20,11 +20,13 @@ def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
     """
     for fit in (one, other):
         if fit.method != "marginal":
-            raise ValueError(f"fits are compared by their marginal likelihood; {fit.method} has none")
+            raise ValueError(
+                f"fits are compared by their marginal likelihood; {fit.method} has none"
+            )
     if one.estimate != other.estimate:
         raise ValueError(
-            f"fits of one kind are compared, these are {one.estimate!r} and {other.estimate!r}; fit "
-            "both with the same estimate"
+            f"fits of one kind are compared, these are {one.estimate!r} and {other.estimate!r}; "
+            "fit both with the same estimate"
         )
     facts = [fit.found.diagnostics for fit in (one, other)]
     if facts[0]["rows"] != facts[1]["rows"]:
@@ -44,7 +46,9 @@ def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
         },
         index=pd.Index(names, name="fit"),
     )
-    return _left_out(table, one, other) if one.estimate == "posterior" else _tested(table, one, other)
+    return (
+        _left_out(table, one, other) if one.estimate == "posterior" else _tested(table, one, other)
+    )
 
 
 def _tested(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:

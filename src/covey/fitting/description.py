@@ -243,9 +243,7 @@ def numbers_of(expression: str, columns: dict[str, Column]) -> np.ndarray:
 
 
 def _all_numbers(expression: str, columns: dict[str, Column]) -> bool:
-    return all(
-        name in columns and columns[name].kind != "text" for name in names_of(expression)
-    )
+    return all(name in columns and columns[name].kind != "text" for name in names_of(expression))
 
 
 def _group(table: Table, name: str, client: str | None) -> str:

@@ -19,7 +19,8 @@ from covey.fitting.description import (
     usable,
     uses_of,
 )
-from covey.fitting.expressions import Needs, context, is_name, names_of, needs_of, spline_middles
+from covey.fitting.encoding import encoded
+from covey.fitting.expressions import Needs, is_name, names_of, needs_of, spline_middles
 from covey.fitting.formula import Formula, parse
 from covey.fitting.tables import Column, Table
 
@@ -150,7 +151,9 @@ class Design:
         given["scaled"] = {name: tuple(pair) for name, pair in given["scaled"].items()}
         return cls(**given)
 
-    def rows_of(self, table: Table, *, with_outcome: bool = True, new_levels: str = "error") -> Rows:
+    def rows_of(
+        self, table: Table, *, with_outcome: bool = True, new_levels: str = "error"
+    ) -> Rows:
         """The rows of a site's table.
 
         Args:
@@ -237,7 +240,8 @@ class Design:
                 continue
             raise ValueError(
                 f"{table.place}: {inner!r} has the level {odd[0]!r}, which no site had; known are "
-                f"{', '.join(map(repr, levels))}. new_levels='reference' predicts it as {levels[0]!r}"
+                f"{', '.join(map(repr, levels))}. new_levels='reference' predicts it as "
+                f"{levels[0]!r}"
             )
 
     def _matrix(
@@ -262,14 +266,14 @@ class Design:
             columns: The columns.
             size: Number of rows.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for name in self.uses.predictors:
             one = columns[name]
-            text = one.kind == "text"
-            if text:
+            if one.kind == "text":
                 here = sorted({value for value in one.values if value is not None})
-                one_by_level = pd.Categorical(one.values, categories=self.factors.get(name) or here)
-            values[name] = one_by_level if text else one.values
+                values[name] = pd.Categorical(one.values, categories=self.factors.get(name) or here)
+            else:
+                values[name] = one.values
         return pd.DataFrame(values, index=range(size))
 
     def encoded(self, frame: pd.DataFrame, part: str) -> dict[str, np.ndarray]:
@@ -279,25 +283,7 @@ class Design:
             frame: The rows.
             part: The fixed part, or the inside of a bar term.
         """
-        from formulaic import Formula as Parsed
-        from formulaic import ModelSpec
-        from formulaic.parser.types import Factor
-
-        state = {
-            name: {"ddof": 1, "center": mean, "scale": deviation}
-            for name, (mean, deviation) in self.scaled.items()
-        }
-        levels = {
-            name: (Factor.Kind.CATEGORICAL, {"categories": list(known)})
-            for name, known in self.factors.items()
-        }
-        spec = ModelSpec(
-            formula=Parsed(part), na_action="ignore", transform_state=state, encoder_state=levels
-        )
-        with np.errstate(all="ignore"):
-            matrix = spec.get_model_matrix(frame, context=context())
-        found: Any = matrix
-        return {str(name): np.asarray(found[name], float) for name in found.columns}
+        return encoded(frame, part, scaled=self.scaled, factors=self.factors)
 
     def _special(
         self, name: str, columns: dict[str, Column], with_outcome: bool, size: int
@@ -325,8 +311,8 @@ class Design:
         odd = [value for value in values if value not in known]
         if odd:
             raise ValueError(
-                f"the outcome {self.formula.outcome.expressions[0]!r} is {odd[0]!r} in a row; known "
-                f"are {self.outcome_levels[0]!r} and {self.outcome_levels[1]!r}"
+                f"the outcome {self.formula.outcome.expressions[0]!r} is {odd[0]!r} in a row; "
+                f"known are {self.outcome_levels[0]!r} and {self.outcome_levels[1]!r}"
             )
         return np.array([value == self.outcome_levels[1] for value in values], float)
 
@@ -366,5 +352,7 @@ def names_in(design: Design, part: str) -> list[str]:
             else Column("number", np.array([float(value)]))
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the made-up row may have a level of an expression that is none
+        warnings.simplefilter(
+            "ignore"
+        )  # the made-up row may have a level of an expression that is none
         return list(design.encoded(design.frame_of(row, 1), part))

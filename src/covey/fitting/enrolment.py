@@ -65,9 +65,7 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
         filled=fit.design.filled | {name: 0},
     )
     tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
-    return replace(
-        fit, design=design, tables=tables, added=fit.added | drawn
-    )
+    return replace(fit, design=design, tables=tables, added=fit.added | drawn)
 
 
 def personal_draws(fit: "Fit", rows: Mapping[str, Rows]) -> dict[str, Draws]:

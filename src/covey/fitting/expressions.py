@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -126,7 +126,9 @@ def needs_of(formula: Formula) -> Needs:
         tree = checked(formula, expression)
         if any(_name(node.func) in (*SCALES, "C", "bs") for node in _calls(tree)):
             place = formula.text.find(expression)
-            problem(formula.text, place, "an offset is added as it is: scale() and C() are for terms")
+            problem(
+                formula.text, place, "an offset is added as it is: scale() and C() are for terms"
+            )
         inside += _names(tree)
     for outcome in formula.outcome.expressions:
         checked(formula, outcome)
@@ -290,17 +292,20 @@ def _find_scales(formula: Formula, tree: ast.expr, scaled: dict[str, str]) -> No
 def _factor_argument(formula: Formula, tree: ast.Call, expression: str) -> str:
     if not tree.args or any(word.arg == "levels" for word in tree.keywords):
         place = max(formula.text.find(expression), 0)
-        problem(formula.text, place, "write C(x) or C(x, Treatment('a')); levels come from the sites")
+        problem(
+            formula.text, place, "write C(x) or C(x, Treatment('a')); levels come from the sites"
+        )
     return ast.unparse(tree.args[0])
 
 
 def _factors(formula: Formula, part: str) -> list[tuple[str, bool]]:
     """Expressions of the factors of a formula's part, and whether each is a column's name."""
-    from formulaic import Formula as Parsed
+    import formulaic
     from formulaic.errors import FormulaSyntaxError
 
+    made: Any = formulaic  # its types do not know that a formula is made by calling the class
     try:
-        terms = Parsed(part)
+        terms = made.Formula(part)
     except FormulaSyntaxError as error:
         before, _, rest = str(error).partition("⧛")
         line = before.rpartition("\n")[2]

@@ -71,7 +71,11 @@ def _values(descriptions: Sequence[Description]) -> tuple[list[Any] | None, bool
     found: set[Any] = set()
     kinds = {one.outcome.get("kind") for one in descriptions if one.complete}
     text = "text" in kinds
-    orders = {one.outcome.get("categories") for one in descriptions if one.complete} - {None}
+    orders = {
+        tuple(one.outcome["categories"])
+        for one in descriptions
+        if one.complete and one.outcome.get("categories") is not None
+    }
     for one in descriptions:
         given = one.outcome.get("values")
         if given is None and one.complete:

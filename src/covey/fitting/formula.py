@@ -82,7 +82,9 @@ def parse(text: str) -> Formula:
         ('1 + age', 'hospital', False)
     """
     if not isinstance(text, str) or not text.strip():
-        raise ValueError('a formula is a text such as "ill ~ age + (1 | hospital)", got ' + repr(text))
+        raise ValueError(
+            'a formula is a text such as "ill ~ age + (1 | hospital)", got ' + repr(text)
+        )
     _check_brackets(text)
     at = [index for index, _ in _top_level(text, "~")]
     if len(at) != 1:

@@ -74,7 +74,9 @@ def check_method(design: Design, method: str, estimate: str, *, has_priors: bool
             f"priors are for estimate='posterior' with method='marginal' or 'fald'; {why} has none"
         )
     if method != "marginal" and estimate != "posterior":
-        raise ValueError(f"estimate={estimate!r} is for method='marginal'; {method} has a posterior")
+        raise ValueError(
+            f"estimate={estimate!r} is for method='marginal'; {method} has a posterior"
+        )
     if method == "fedpop" and not design.effects:
         raise ValueError("method='fedpop' is for random effects; add a bar term, or use 'marginal'")
     if method == "fald" and (design.effects or design.group):
@@ -149,15 +151,16 @@ def found_by(run: "Run", design: Design, method: str) -> Found:
     terms = Terms.of(design)
     if method == "marginal":
         return _of_marginal(run, terms)
-    shared = run.posterior.shared
+    shared: Any = run.posterior.shared
     if method == "fald":
         drawn = {name: np.asarray(values) for name, values in shared.draws().items()}
         chains = terms.stacked(drawn)
         table = _table(terms, chains.reshape(-1, chains.shape[-1]), None)
         more = shared.summary(probability=0.9)
-        table["ess"] = np.minimum(more["ess_bulk"], more["ess_tail"]).to_numpy()
-        table["r_hat"] = more["r_hat"].to_numpy()
-        said = {"ess": float(table["ess"].min()), "r_hat": float(table["r_hat"].max())}
+        ess = np.minimum(np.asarray(more["ess_bulk"]), np.asarray(more["ess_tail"]))
+        r_hat = np.asarray(more["r_hat"])
+        table["ess"], table["r_hat"] = ess, r_hat
+        said = {"ess": float(ess.min()), "r_hat": float(r_hat.max())}
         return Found(table, chains.reshape(-1, chains.shape[-1])[:SHARED_DRAWS], said)
     drawn = _of_fedpop(shared.draws(SHARED_DRAWS, chains=1), terms)
     return Found(_table(terms, drawn, None), drawn, {})
@@ -179,7 +182,8 @@ def _of_marginal(run: "Run", terms: Terms) -> Found:
     import jax
     import jax.numpy as jnp
 
-    law = run.posterior.shared.law
+    shared: Any = run.posterior.shared
+    law = shared.law
     said = {
         "log_likelihood": law.log_likelihood,
         "parameters": law.parameters,

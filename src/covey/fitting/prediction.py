@@ -67,7 +67,9 @@ def effects_of_a_new_site(terms: Terms, shared: np.ndarray, seed: int) -> Draws:
     one, other = np.triu_indices(count, 1)
     cor = np.nan_to_num(np.column_stack([by_name[name] for name in terms.correlations]))
     matrix[:, one, other] = matrix[:, other, one] = np.clip(cor, -0.999999, 0.999999)
-    value, axes = np.linalg.eigh(matrix)  # estimates may be on the boundary, without a Cholesky root
+    value, axes = np.linalg.eigh(
+        matrix
+    )  # estimates may be on the boundary, without a Cholesky root
     root = axes * np.sqrt(np.maximum(value, 0.0))[:, None, :]
     return Draws(shared, sd * np.einsum("dij,dj->di", root, white))
 
@@ -133,42 +135,44 @@ def _block(
     design: Design, x: np.ndarray, draws: Draws, probabilities: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
     eta = predictor(design, x, draws)
-    terms = Terms.of(design)
-    by_name = dict(zip(terms.names, draws.shared.T, strict=True))
     mean = mean_of(design.family, eta)
     if design.family == "bernoulli":
         return mean.mean(1), np.quantile(mean, probabilities, axis=1).T
+    by_name = dict(zip(Terms.of(design).names, draws.shared.T, strict=True))
     if design.family == "gaussian":
         sigma = by_name["sigma"]
-        low, high = (eta + side * 9 * sigma for side in (-1, 1))
+        low, high = ((eta + side * 9 * sigma) for side in (-1, 1))
 
-        def cdf(y):
+        def outcome(y):
             return special.ndtr((y[:, None] - eta) / sigma).mean(1)
 
-        return eta.mean(1), _quantiles(cdf, low.min(1), high.max(1), probabilities, whole=False)
+        return eta.mean(1), _quantiles(outcome, low.min(1), high.max(1), probabilities, whole=False)
+    below = np.full(len(x), -1.0)
     if design.family == "binomial":
         total = x[:, design.features.index(TOTALS)][:, None]
 
-        def cdf(y):
+        def successes(y):
             return _binomial_cdf(y[:, None], total, eta).mean(1)
 
-        low, high = np.full(len(x), -1.0), total[:, 0]
-        quantiles = _quantiles(cdf, low, high, probabilities, whole=True)
+        quantiles = _quantiles(successes, below, total[:, 0], probabilities, whole=True)
         return (total * mean).mean(1), quantiles
     shape = by_name.get("shape")
-
-    def cdf(y):
-        count = np.maximum(np.floor(y[:, None]), 0.0)
-        if shape is None:
-            each = special.pdtr(count, mean)
-        else:
-            each = special.betainc(shape, count + 1, shape / (shape + mean))
-        return np.where(y < 0, 0.0, each.mean(1))
-
     spread = np.sqrt(mean + (0 if shape is None else mean**2 / shape))
     high = np.ceil((mean + 12 * spread + 10).max(1))
-    quantiles = _quantiles(cdf, np.full(len(x), -1.0), high, probabilities, whole=True)
-    return mean.mean(1), quantiles
+
+    def counts(y):
+        return _count_cdf(y[:, None], mean, shape).mean(1)
+
+    return mean.mean(1), _quantiles(counts, below, high, probabilities, whole=True)
+
+
+def _count_cdf(y: np.ndarray, mean: np.ndarray, shape: np.ndarray | None) -> np.ndarray:
+    count = np.maximum(np.floor(y), 0.0)
+    if shape is None:
+        each = special.pdtr(count, mean)
+    else:
+        each = special.betainc(shape, count + 1, shape / (shape + mean))
+    return np.where(y < 0, 0.0, each)
 
 
 def mean_of(family: str, eta: np.ndarray) -> np.ndarray:
@@ -245,7 +249,11 @@ def quantile_name(probability: float) -> str:
 
 
 def as_table(
-    means: np.ndarray, quantiles: np.ndarray, probabilities: Sequence[float], kept: np.ndarray, size: int
+    means: np.ndarray,
+    quantiles: np.ndarray,
+    probabilities: Sequence[float],
+    kept: np.ndarray,
+    size: int,
 ) -> pd.DataFrame:
     """Predictions as a table with one row per row of the new data; NaN where there is none.
 

@@ -196,9 +196,7 @@ def chosen_priors(
             allowed = (prior.name == "lkj") == (name == "cor") or prior.name == "flat"
             if not allowed or (positive and prior.name not in (*_POSITIVE, "flat")):
                 kinds = ", ".join(("lkj",) if name == "cor" else _POSITIVE)
-                raise ValueError(
-                    f"priors: {prior} is none of {name!r}; use {kinds} or flat"
-                )
+                raise ValueError(f"priors: {prior} is none of {name!r}; use {kinds} or flat")
             if name in terms.coefficients and prior.name in _POSITIVE:
                 raise ValueError(f"priors: {prior} is for parameters above 0, and {name!r} is any")
             found[name] = prior

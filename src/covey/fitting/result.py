@@ -315,7 +315,7 @@ class Fit:
             return self.stored.get("traffic", {})
         metrics, asked, sites = self.run.metrics, self.run.questions, self.run.data.clients
         up, down = (
-            float(metrics[name].sum()) + (float(asked[name].sum()) if len(asked) else 0.0)
+            sum(float(np.sum(np.asarray(table[name]))) for table in (metrics, asked) if len(table))
             for name in ("bytes_up", "bytes_down")
         )
         return {

@@ -1,5 +1,5 @@
-"""A fit in sentences: what was fitted, what left the sites, which rows were dropped, and whether the
-result can be trusted.
+"""A fit in sentences: what was fitted, what left the sites, which rows were dropped, and whether
+the result can be trusted.
 """
 
 from typing import TYPE_CHECKING
@@ -48,7 +48,8 @@ def sentences_of(fit: "Fit") -> list[str]:
     said += [_dropped(fit), *_traffic(traffic, fit.method), *_trust(fit), *fit.notes]
     if fit.added:
         said.append(
-            f"Added without a refit: {', '.join(fit.added)}; the shared terms do not know their rows."
+            f"Added without a refit: {', '.join(fit.added)}; the shared terms do not know their "
+            "rows."
         )
     return [one for one in said if one]
 
@@ -87,9 +88,9 @@ def _traffic(traffic: dict, method: str) -> list[str]:
         "fald": "parameters after local steps",
     }[method]
     return [
-        f"{traffic['rounds']} rounds{asked}; each site received {traffic['bytes_down'] / 1e3:.1f} kB "
-        f"and sent {traffic['bytes_up'] / 1e3:.1f} kB: counts, levels and moments of its columns, "
-        f"and {sums}. No row left a site."
+        f"{traffic['rounds']} rounds{asked}; each site received {traffic['bytes_down'] / 1e3:.1f} "
+        f"kB and sent {traffic['bytes_up'] / 1e3:.1f} kB: counts, levels and moments of its "
+        f"columns, and {sums}. No row left a site."
     ]
 
 

@@ -1,4 +1,4 @@
-"""A fit in a folder: tables to read, draws, and what is needed to predict and to add sites. No rows.
+"""A fit in a folder: tables to read, draws, and what predictions and new sites need. No rows.
 
 summary.csv    the shared parameters
 effects.csv    the sites' deviations

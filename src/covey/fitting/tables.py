@@ -150,7 +150,7 @@ def check_name(name: str) -> None:
         >>> check_name("../va")
         Traceback (most recent call last):
         ...
-        ValueError: a site cannot be called '../va': names become files; leave out / and \\ and ...
+        ValueError: a site cannot be called '../va': names become files; leave out ...
     """
     if _BAD_NAME.search(name) or len(name) > 200:
         raise ValueError(
@@ -187,7 +187,7 @@ def column(table: Table, name: str, *, is_factor: bool = False) -> Column:
     if pd.api.types.is_bool_dtype(given.dtype):
         return Column("text", _objects([None if pd.isna(one) else str(bool(one)) for one in given]))
     if pd.api.types.is_numeric_dtype(given.dtype):
-        values = given.to_numpy(float, na_value=np.nan)
+        values = np.asarray(given.astype("Float64").to_numpy(float, na_value=np.nan))
         return Column("number" if len(values) and not np.isnan(values).all() else "empty", values)
     if pd.api.types.is_datetime64_any_dtype(given.dtype):
         raise ValueError(
@@ -198,7 +198,8 @@ def column(table: Table, name: str, *, is_factor: bool = False) -> Column:
 
 def _from_text(table: Table, name: str, given: pd.Series, *, is_factor: bool) -> Column:
     words = [_text(value) for value in given]
-    numbers = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce").to_numpy(float)
+    parsed: Any = pd.to_numeric(pd.Series(words, dtype=object), errors="coerce")
+    numbers = np.asarray(parsed, float)
     there = np.array([word is not None for word in words], bool)
     if not there.any():
         return Column("empty", np.full(len(words), np.nan))
@@ -269,7 +270,7 @@ def _divided(table: Table, client: str | None) -> dict[str, Table]:
     if None in words:
         raise ValueError(f"{table.row(words.index(None))}: {client!r} is missing; name the site")
     owner = np.array(words, str)
-    rest = table.frame.drop(columns=client)
+    rest: Any = table.frame.drop(columns=client)
     return {
         str(name): Table(
             str(name),

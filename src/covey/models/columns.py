@@ -173,7 +173,7 @@ class Roles(NamedTuple):
         """
         width = flat_size(spec)
         found = {column: _index(name, role, column, spec) for role, column in self._named()}
-        alone = {_index(name, "random_only", column, spec) for column in self.random_only}
+        alone = sorted(_index(name, "random_only", column, spec) for column in self.random_only)
         resolved = self._replace(
             **{
                 role: found[column]
@@ -181,7 +181,7 @@ class Roles(NamedTuple):
                 if (column := getattr(self, role)) is not None
             },
             slopes=self.slopes if self.slopes == "all" else tuple(map(found.get, self.slopes)),
-            random_only=tuple(sorted(alone)),
+            random_only=tuple(alone),
         )
         resolved.check(name)
         special = {role: getattr(resolved, role) for role in SPECIAL}
@@ -194,14 +194,14 @@ class Roles(NamedTuple):
                 )
         usual = [index for index in range(width) if index not in special.values()]
         design = tuple(index for index in usual if index not in alone)
-        weighted = design + resolved.random_only
+        weighted = design + tuple(alone)
         slopes = usual if resolved.slopes == "all" else resolved.slopes
         return Columns(
             width,
             design,
             tuple(weighted.index(index) for index in slopes),
             **special,
-            random=resolved.random_only,
+            random=tuple(alone),
             intercept=self.intercept,
             random_intercept=self.random_intercept,
         )

@@ -388,14 +388,14 @@ def _generalised(
 
     def coefficients(phi: Parameters, z: Float[Array, " effects"]) -> dict[str, Array]:
         params = own(phi, z)
-        named = {} if phi.bias is None else {"intercept": params.bias}
-        named |= {"weights": params.weight[: len(phi.weight)]}
-        scales = {
+        found = {
+            "intercept": None if phi.bias is None else params.bias,
+            "weights": params.weight[: len(phi.weight)],
             "noise": scale_of(params, "log_scale"),
             "dispersion": scale_of(params, "log_dispersion"),
             "group_deviation": scale_of(params, "log_groups"),
         }
-        return named | {called: value for called, value in scales.items() if value is not None}
+        return {called: value for called, value in found.items() if value is not None}
 
     def axes(spec: Spec) -> dict[str, Axis]:
         labels = regression.labels(spec)
