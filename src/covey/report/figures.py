@@ -84,7 +84,7 @@ def calibration(bins: pd.DataFrame, *, predicted: str, observed: str) -> go.Figu
     figure = make_subplots(
         rows=2, shared_xaxes=True, row_heights=[0.76, 0.24], vertical_spacing=0.05
     )
-    ends = filled[["predicted", "observed", "q05", "q95"]].to_numpy(float)
+    ends = np.asarray(filled[["predicted", "observed", "q05", "q95"]], float)
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     error = {
         "array": filled["q95"] - filled["observed"],
@@ -188,8 +188,8 @@ def posteriors(density: pd.DataFrame, trace: pd.DataFrame) -> go.Figure:
     for row, name in enumerate(names, 1):
         curve = density[density["parameter"] == name]
         filled = go.Scatter(
-            x=curve["value"].to_numpy(np.float32),
-            y=curve["density"].to_numpy(np.float32),
+            x=np.asarray(curve["value"], np.float32),
+            y=np.asarray(curve["density"], np.float32),
             mode="lines",
             line={"color": BLUE},
             fill="tozeroy",
@@ -199,8 +199,8 @@ def posteriors(density: pd.DataFrame, trace: pd.DataFrame) -> go.Figure:
         draws = trace[trace["parameter"] == name]
         for index, (_, chain) in enumerate(draws.groupby("chain", sort=True)):
             line = go.Scatter(
-                x=chain["draw"].to_numpy(np.int32),
-                y=chain["value"].to_numpy(np.float32),
+                x=np.asarray(chain["draw"], np.int32),
+                y=np.asarray(chain["value"], np.float32),
                 mode="lines",
                 line={"color": COLOURS[1:][index % 5], "width": 0.8},
             )

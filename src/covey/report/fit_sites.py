@@ -48,7 +48,7 @@ def sites_of(fit: Any) -> SiteEffects | None:
             "Alone: a site's deviation from its own rows without the other sites, the shared "
             "coefficients held fixed. Together, sites with few rows move most."
         )
-        lost = list(alone[alone["alone"].isna()]["client"].unique())
+        lost = list(pd.unique(alone.loc[alone["alone"].isna(), "client"]))
         if lost:
             notes.append(f"Not estimable alone: {listed(lost)}.")
     terms = dict.fromkeys(effects["term"], 0.0)

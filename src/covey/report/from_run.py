@@ -157,12 +157,12 @@ def _evaluated(run: Any) -> tuple[Fairness | None, Calibration | None]:
 def _bins(table: pd.DataFrame) -> pd.DataFrame:
     """Bins of a reliability diagram, joined to at least ten rows each, with intervals."""
     filled = table[table["count"] > 0]
-    count = filled["count"].to_numpy()
+    count = np.asarray(filled["count"])
     group = at_least(count, FEWEST_ROWS)
     sums = pd.DataFrame(
         {
-            "predicted": filled["confidence"].to_numpy() * count,
-            "observed": filled["accuracy"].to_numpy() * count,
+            "predicted": np.asarray(filled["confidence"]) * count,
+            "observed": np.asarray(filled["accuracy"]) * count,
             "count": count,
         }
     ).groupby(group)

@@ -315,7 +315,7 @@ def _site_notes(alone: pd.DataFrame | None) -> tuple[str, ...]:
         "Alone: a site's own rows without the other sites, the shared coefficients held fixed. "
         "Together, estimates of sites with few rows move most."
     )
-    lost = alone[alone["alone"].isna()]["client"].unique()
+    lost = pd.unique(alone.loc[alone["alone"].isna(), "client"])
     missing = (f"Not estimable alone: {listed(list(lost))}.",) if len(lost) else ()
     return (*notes, more, *missing)
 
