@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from covey import demo, models
+from covey import models
 from covey.algorithms.fedavg import fedavg
+from covey.datasets.loaders import load
 from covey.report.content import (
     Calibration,
     Content,
@@ -28,7 +29,7 @@ SITES = ["Zürich", "<b>Bern</b>", "Genf & Lausanne"]
 @pytest.fixture(scope="session")
 def done(tmp_path_factory):
     """A run of four rounds in a directory."""
-    data = demo.load("heart_disease").split(validation=0.2, test=0.2, seed=0).standardised()[0]
+    data = load("heart_disease").split(validation=0.2, test=0.2, seed=0).standardised()[0]
     return run(
         fedavg(models.logistic()),
         data,
