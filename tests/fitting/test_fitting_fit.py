@@ -60,6 +60,7 @@ def test_summary_has_the_terms_of_the_formula(fit):
     for part in ("8 clinics, 160 rows", "rounds", "kB", "No row left a site", "k-hat"):
         assert part in said
     assert table.attrs["k_hat"] <= 0.7
+    assert "No row left a site" in table._repr_html_()
     assert isinstance(table["mean"], pd.Series)
     assert fit.priors["dose"].startswith("normal(0, ")
     assert fit.priors["cor"] == "lkj(2)"

@@ -71,7 +71,7 @@ def hospital_tables() -> dict[str, "pd.DataFrame"]:
             "disease": np.where(np.asarray(data.rows.y) == 1, "yes", "no"),
         }
     )
-    names = data.names or ()
+    names = [] if data.names is None else [str(name) for name in data.names]
     owner = np.repeat(np.asarray(names), data.counts("train"))
     return {name: whole.loc[owner == name].reset_index(drop=True) for name in names}
 

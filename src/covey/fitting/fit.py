@@ -1,6 +1,7 @@
 """`covey.fit`: a formula and one table per site."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from covey.data.federated import FederatedData
 from covey.fitting.combination import combine, warn_of
-from covey.fitting.description import RULES, Missing, describe
+from covey.fitting.description import RULES, Description, Missing, describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.expressions import is_name, names_of
 from covey.fitting.formula import Formula, parse
@@ -84,7 +85,7 @@ def fit(
         ...     tables[site] = pd.DataFrame({"gain": gain, "dose": dose})
         >>> found = covey.fit("gain ~ dose + (1 | site)", tables, estimate="ml", progress=False)
         >>> found.summary()["mean"].round(1).to_dict()
-        {'Intercept': -0.1, 'dose': 2.1, 'sd(Intercept)': 0.8, 'sigma': 0.9}
+        {'Intercept': 0.1, 'dose': 2.0, 'sd(Intercept)': 1.0, 'sigma': 1.0}
 
     Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
     nonlinear mixed-effects model.
@@ -197,7 +198,7 @@ def fit_tables(
         notes=tuple(notes),
         run=run,
         tables=tables,
-        stored={} if place is None else {"place": place},
+        stored={"described": _size(described)} | ({} if place is None else {"place": place}),
     )
     if out is not None:
         result.save(out)
@@ -238,6 +239,12 @@ def federated(design: Design, rows: Mapping[str, Rows]) -> FederatedData:
         features=list(design.features),
         classes=2 if two else None,
     )
+
+
+def _size(described: Sequence[Description]) -> float:
+    """Bytes of an average description, as JSON."""
+    texts = [json.dumps(one._asdict(), separators=(",", ":")) for one in described]
+    return sum(map(len, texts)) / len(texts)
 
 
 def _settings(formula, family, estimate, method, missing, weights) -> dict[str, dict[str, str]]:

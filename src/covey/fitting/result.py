@@ -310,7 +310,9 @@ class Fit:
 
     @property
     def traffic(self) -> dict[str, Any]:
-        """Rounds, questions, and the bytes that one site received and sent."""
+        """Rounds, questions, and the bytes that one site received and sent, its description of
+        its table included.
+        """
         if self.run is None:
             return self.stored.get("traffic", {})
         metrics, asked, sites = self.run.metrics, self.run.questions, self.run.data.clients
@@ -321,7 +323,7 @@ class Fit:
         return {
             "rounds": self.run.round,
             "questions": len(asked),
-            "bytes_up": up / sites,
+            "bytes_up": up / sites + self.stored.get("described", 0.0),
             "bytes_down": down / sites,
         }
 

@@ -2,6 +2,7 @@
 the result can be trusted.
 """
 
+from html import escape
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -27,6 +28,10 @@ class Summary(pd.DataFrame):
         return f"{table}\n\n{said}" if said else table
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<p>{escape(one)}</p>" for one in self.attrs.get("sentences", ()))
+        return pd.DataFrame(self).to_html(float_format="{:.4g}".format) + said
 
 
 def sentences_of(fit: "Fit") -> list[str]:
