@@ -11,7 +11,7 @@ from covey.cli.consoles import console, mistakes_in_one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMULA = "disease ~ age + sex + chest_pain + max_heart_rate + (1 | hospital)"
+FORMULA = "disease ~ scale(age) + sex + chest_pain + scale(max_heart_rate) + (1 | hospital)"
 NEW = "va"  # the hospital that joins later
 _PAIN = {1: "typical", 2: "atypical", 3: "non-anginal", 4: "none"}
 _STORY = (
