@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import covey
 from covey.cli import app
+from covey.cli.demonstrating import write_tables
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 
@@ -15,12 +17,13 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_first_example_trains():
-    """With few rounds. The second one, a posterior, is compiled only: it needs a few seconds."""
-    names: dict = {}
-    first, second = blocks("python")
-    exec(re.sub(r"rounds=(\d+)0\b", r"rounds=\1", first), names)
-    compile(second, "README", "exec")
+def test_the_second_example_trains():
+    """With few rounds. The others, posteriors, are compiled only: they need some seconds."""
+    names: dict = {"covey": covey}
+    formulas, training, posterior = blocks("python")
+    exec(re.sub(r"rounds=(\d+)0\b", r"rounds=\1", training), names)
+    for code in (formulas, posterior):
+        compile(code, "README", "exec")
     assert names["run"].round == 60
     assert names["run"].predict(names["patients"], client="va", data=names["new"]).mean.shape == (
         5,
@@ -29,17 +32,24 @@ def test_the_first_example_trains():
 
 
 @pytest.mark.slow
-def test_the_python_examples_run():
+def test_the_python_examples_run(tmp_path, monkeypatch):
+    write_tables(tmp_path)
+    (tmp_path / "new").rename(tmp_path / "rest")
+    for name in ("patients.csv", "va.csv"):
+        (tmp_path / "rest" / name).rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     for code in blocks("python"):
         exec(code, names)
+    assert (tmp_path / "va.html").exists()
+    assert names["fit"].effects().set_index("client")["mean"].idxmax() == "switzerland"
     assert names["run"].round == 150
     draws = {
-        name: names["fit"].posterior.client(name).draws(200, chains=1)["intercept"].mean()
+        name: names["mixed"].posterior.client(name).draws(200, chains=1)["intercept"].mean()
         for name in ("cleveland", "switzerland")
     }
     assert draws["switzerland"] > draws["cleveland"]  # almost every patient there is ill
-    intervals = names["fit"].posterior.select(["cleveland", "switzerland"]).summary()
+    intervals = names["mixed"].posterior.select(["cleveland", "switzerland"]).summary()
     assert (
         intervals.loc[("switzerland", "intercept"), "lower_90"]
         > intervals.loc[("cleveland", "intercept"), "upper_90"]
@@ -47,8 +57,11 @@ def test_the_python_examples_run():
 
 
 def test_the_commands_exist():
-    commands = set(re.findall(r"^covey (\w+)", "\n".join(blocks("sh")), re.MULTILINE))
-    assert commands == {"run", "posterior", "list", "reproduce", "results"}
+    commands = set(re.findall(r"^covey ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE))
+    assert commands == {
+        *("fit", "predict", "add-client", "report"),
+        *("run", "posterior", "list", "reproduce", "results"),
+    }
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     for name in re.findall(r"experiments/\w+\.toml", README):
