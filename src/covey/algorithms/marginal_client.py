@@ -113,9 +113,10 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
         return coordinates.root(unravel(at).root, unit) @ b
 
     def given(at) -> Conditional:
-        if model.predictor is None or not effects:
+        of = model.predictor
+        if of is None or of.log_likelihood is not model.log_likelihood or not effects:
             return differentiated(lambda b: log_likelihood(at, b))
-        here, of, rows = unravel(at), model.predictor, batch.rows
+        here, rows = unravel(at), batch.rows
 
         def predictor(b):
             return of.value(here.phi, effects_of(at, b), rows.x)

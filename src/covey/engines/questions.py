@@ -38,7 +38,7 @@ class Questions:
     def __init__(self, engine_of: Callable[[Algorithm], Engine]):
         """`engine_of`: (a method of one round) -> it on the clients of the run."""
         self._engine_of = engine_of
-        self._engines: dict[Any, Engine] = {}
+        self._engines: dict[Any, tuple[Engine, Any]] = {}  # with their state at the start
         self.records: list[dict[str, str | float | int]] = []
 
     def asker(self, queries: Mapping[str, Query], *, first: int = 0) -> Ask:
@@ -68,9 +68,9 @@ class Questions:
                 return query(jax.random.fold_in(key, _FIRST + sent.index), sent.content, data)
 
             method = sum_of_answers(answer, sent, name=name, fixed_shapes=True)
-            self._engines[known] = self._engine_of(method)
-        engine = self._engines[known]
-        start = engine.start()
+            engine = self._engine_of(method)
+            self._engines[known] = engine, engine.start()
+        engine, start = self._engines[known]
         asked = start._replace(server=start.server._replace(sent=sent))
         state, lines = engine.advance(asked, 1)
         self._note(name, lines[0])

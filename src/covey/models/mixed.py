@@ -426,5 +426,5 @@ def _generalised(
         groups=roles.groups,
         predictor=None
         if roles.groups is not None
-        else LinearPredictor(predictor, regression.usable_terms),
+        else LinearPredictor(predictor, regression.usable_terms, log_likelihood),
     )

@@ -20,12 +20,15 @@ class LinearPredictor(NamedTuple):
     Attributes:
         value: (phi, z, x) -> the predictor by row, linear in z.
         terms: (phi, predictor, rows) -> log p(y | x, phi, z) by row, given the predictor.
+        log_likelihood: The log-likelihood that it belongs to. A model that was given another one
+            does not depend on its effects in this way.
     """
 
     value: Callable[
         [PyTree, Float[Array, " effects"], Shaped[Array, " rows *features"]], Float[Array, " rows"]
     ]
     terms: Callable[[PyTree, Float[Array, " rows"], Rows], Float[Array, " rows"]]
+    log_likelihood: Callable[[PyTree, Float[Array, " effects"], Rows], Float[Array, " rows"]]
 
 
 class MixedModel(NamedTuple):

@@ -28,7 +28,7 @@ def data_digest(data: FederatedData) -> str:
     shapes = ", ".join(
         f"{name}={value}"
         for name, value in data.spec._asdict().items()
-        if name not in ("features", "omega", "standardised", "first_row")
+        if name not in ("features", "omega", "standardised", "first_row", "capacity")
     )
     digest = hashlib.sha256(f"Spec({shapes})".encode())
     for array in (data.bounds, data.ids, *(leaf[chosen] for leaf in leaves)):
