@@ -17,7 +17,7 @@ demo: $(READY)
 	$(BIN)/covey demo
 
 test: check
-	$(BIN)/pytest $(WORKERS) -m "not slow"
+	$(BIN)/pytest $(WORKERS) -m "not slow" --ignore=tests/test_docs.py --ignore=tests/test_package.py
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)
@@ -37,6 +37,7 @@ format: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "written to site/index.html"
+	$(BIN)/pytest -n 2 -m "not slow" tests/test_docs.py tests/test_package.py
 
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "covey needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }

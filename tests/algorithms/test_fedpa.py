@@ -184,6 +184,7 @@ def test_the_server_s_step_depends_neither_on_rho_nor_on_the_samples(rho, count)
     assert np.linalg.norm(PROBLEM.least_squares) > 0.85
 
 
+@pytest.mark.slow
 def test_burn_in_rounds_are_fedavg_with_as_many_steps():
     options = {"client_optimizer": SGD, "batch_size": 16, "server_optimizer": optax.adam(0.1)}
     method = fedpa(MODEL, samples=3, burn_in_rounds=2, **options)

@@ -108,6 +108,7 @@ def learned(rounds, data, **options):
     return state.theta
 
 
+@pytest.mark.slow
 def test_phi_that_moves_in_one_step_at_the_client_is_phi_that_moves_at_the_server():
     """All rows in one minibatch: the same as the gradient, and the priors of phi count as much."""
     data = [whole(CLIENT.rows), whole(Rows(CLIENT.rows.x[:5] + 1, CLIENT.rows.y[:5]))]

@@ -97,6 +97,7 @@ def test_a_generalised_mixed_model_has_the_pooled_estimates(name, family, data_d
     assert_equal(run, pooled_fits.intercepts(pooled_fits.Pooled.of(data), family))
 
 
+@pytest.mark.slow
 def test_models_are_compared_as_in_lme4(data_dir):
     """The numbers that lme4 prints for sleepstudy: anova() of two fits by maximum likelihood."""
     larger = linear_fits("sleepstudy", "ml")[0].posterior.shared.law

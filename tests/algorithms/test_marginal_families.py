@@ -144,6 +144,7 @@ def cbpp():
     return covey.load("cbpp", features=features, outcome="incidence")
 
 
+@pytest.mark.slow
 def test_binomial_with_totals(data_dir):
     run = fitted(models.mixed_binomial(totals="size"), cbpp())
     assert_at_the_maximum(run, Pooled(cbpp(), "binomial", drop=("size",), total="size"))

@@ -149,6 +149,7 @@ def test_weights_that_stay_unreliable_are_told(monkeypatch):
         _ = run.posterior.shared.law
 
 
+@pytest.mark.slow
 def test_clients_with_few_rows_take_part():
     """A client without rows adds nothing, one with a single row adds its row; `min_rows` leaves it
     out, as if it had none.
