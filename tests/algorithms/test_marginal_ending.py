@@ -28,6 +28,7 @@ def fit(data, **options):
     return covey.run(marginal(models.mixed_linear(), **options), data, seed=0, progress=False)
 
 
+@pytest.mark.slow
 def test_a_column_of_years_ends_at_the_maximum():
     """Rounding the parameters to float32 is then worth more than the tolerance of the maximum."""
     near, far = fit(one_column()), fit(one_column(centre=2000.0))
@@ -45,6 +46,7 @@ def test_columns_too_far_from_zero_are_told():
         fit(one_column(centre=1e5, clients=30, rows=20))
 
 
+@pytest.mark.slow
 def test_a_posterior_with_little_noise_has_its_mode():
     """Noise of 0.0008 and outcomes of about 2: standard errors of a thousand roundings."""
 

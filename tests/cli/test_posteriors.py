@@ -14,6 +14,7 @@ from covey.cli.posteriors import _posteriors
 from covey.report.tables import summary_table
 
 
+@pytest.mark.slow
 def test_the_posterior_of_a_finished_run(tmp_path):
     config, out = write_config(tmp_path, 2), tmp_path / "run"
     text = config.read_text()

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import covey
 from covey.engines.simulate import Simulation
@@ -25,6 +26,7 @@ def traces(*, fixed):
     return len(count), set(count), jnp.asarray(state.server.rows)
 
 
+@pytest.mark.slow
 def test_a_method_with_fixed_shapes_is_traced_for_one_size_of_client_only():
     several, sizes, rows = traces(fixed=False)
     once, size, same = traces(fixed=True)

@@ -240,6 +240,7 @@ def settings_for(family="poisson", **options):
     return Settings(family, **(defaults | options))
 
 
+@pytest.mark.slow
 def test_the_best_of_several_cold_starts_is_kept():
     """Fits of one ridge that end in different optima, as the starts differ."""
     data, _ = made("poisson", cells=10)

@@ -146,6 +146,7 @@ def test_made_components_are_found(options):
         assert mixture.history_.bits_up.sum() > 0
 
 
+@pytest.mark.slow
 def test_the_best_of_several_starts_is_kept():
     """Five components in rows of three: EM ends in several optima."""
     data = mixture_data(spread=2.0)
