@@ -4,7 +4,7 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, fald, linear, marginal, million, mixed, mixture, posterior
+from benchmarks import cnn, deploy, fald, linear, marginal, million, mixed, mixture, posterior
 
 
 def main() -> None:
@@ -18,6 +18,7 @@ def main() -> None:
     mixture.main()
     posterior.main()
     million.main()
+    deploy.main()
 
 
 if __name__ == "__main__":

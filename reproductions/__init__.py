@@ -56,6 +56,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         expected_seconds={"quick": 45.0, "full": 3600.0},
     ),
+    "samplers": Experiment(
+        run="reproductions.samplers:run",
+        description=(
+            "Nine posteriors of logistic regression against NUTS: error by rounds, bits and "
+            "gradients (no paper has it)"
+        ),
+        expected_seconds={"quick": 90.0, "full": 3000.0},
+    ),
     "fedpa-toy": Experiment(
         run="reproductions.fedpa_toy:run",
         description="FedPA, FedAvg and minibatch SGD on two quadratic losses (figure 1)",

@@ -26,6 +26,7 @@ from covey.data.federated import FederatedData
 from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 from covey.models.model import from_density
 from covey.runs.launch import run as run_method
+from reproductions.expected_warnings import biases_of_fald
 
 CLIENTS, POINTS = 50, 1000
 SIGMA = np.array([[5.0, -2.0], [-2.0, 1.0]])
@@ -100,8 +101,10 @@ def simulate(
         chains=chains,
         keep=min(rounds, 500),
     )
-    done = run_method(method, data, rounds=rounds, seed=seed, cohort=cohort, progress=False)
-    return np.moveaxis(np.asarray(done.posterior.shared.draws(), np.float64), 0, 1)
+    with biases_of_fald():
+        done = run_method(method, data, rounds=rounds, seed=seed, cohort=cohort, progress=False)
+        drawn = done.posterior.shared.draws()
+    return np.moveaxis(np.asarray(drawn, np.float64), 0, 1)
 
 
 def distances(given: Problem, states: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.models.predictive import Categorical
 from covey.runs.launch import run as run_method
+from reproductions.expected_warnings import biases_of_fald
 from reproductions.result import Claim, Report, Row, Scale, with_changes
 
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
@@ -127,8 +128,10 @@ def draws(
         thinning=THINNING,
         keep=1 + rounds // THINNING,
     )
-    done = run_method(method, data, rounds=rounds, seed=seed, progress=False)
-    return jax.tree.map(lambda leaf: leaf[0], done.posterior.shared.draws())
+    with biases_of_fald():
+        done = run_method(method, data, rounds=rounds, seed=seed, progress=False)
+        drawn = done.posterior.shared.draws()
+    return jax.tree.map(lambda leaf: leaf[0], drawn)
 
 
 def curve(drawn: PyTree, test: Rows) -> dict[str, np.ndarray]:

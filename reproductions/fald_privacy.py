@@ -25,6 +25,7 @@ from covey.datasets.loaders import load
 from covey.models import softmax
 from covey.privacy import Budget, largest_permitted
 from covey.runs.launch import run as run_method
+from reproductions.expected_warnings import biases_of_fald
 from reproductions.result import Claim, Report, Row, Scale, row, with_changes
 
 CLIENTS, TEMPERATURE, CLIP, DELTA = 10, 0.05, 0.5, 1e-5
@@ -135,15 +136,16 @@ def course(
 ) -> Course:
     """One run, looked at on its way."""
     budget = Budget(delta=DELTA, accountants=ACCOUNTANTS)
-    done = run_method(
-        method_of(setting, step_size, size),
-        data,
-        rounds=size.rounds[0],
-        seed=seed,
-        cohort=cohort.uniform(setting.clients),
-        privacy=budget,
-        progress=False,
-    )
+    with biases_of_fald():
+        done = run_method(
+            method_of(setting, step_size, size),
+            data,
+            rounds=size.rounds[0],
+            seed=seed,
+            cohort=cohort.uniform(setting.clients),
+            privacy=budget,
+            progress=False,
+        )
     accuracy = [done.evaluate(test, split="train").pooled["accuracy"]]
     for before, after in zip(size.rounds, size.rounds[1:], strict=False):
         accuracy.append(

@@ -249,6 +249,7 @@ def best_of(
 def entropies(done: Run, pictures: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """For each client, the entropies of its predictions for its test images and for others."""
     data, found = done.data, []
+    assert isinstance(data, FederatedData)  # the rows are here, not with sites
     count = int(data.counts("test").min())
     for start, client in zip(data.starts("test"), data.ids, strict=True):
         kinds = {"own": data.rows.x[start : start + count], **pictures}

@@ -37,6 +37,7 @@ from covey.algorithms.pfedme import pfedme
 from covey.core.algorithm import Algorithm
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
+from covey.data.roster import Roster
 from covey.datasets.synthetic import Mixture, mixture_of_linear
 from covey.engines.record import Diverged
 from covey.models import logistic
@@ -297,7 +298,7 @@ def bars(found: dict[str, list[Score]]) -> go.Figure:
     return chart
 
 
-def _scored(accuracy: np.ndarray, data: FederatedData) -> Score:
+def _scored(accuracy: np.ndarray, data: FederatedData | Roster) -> Score:
     scored = ~np.isnan(accuracy)  # a client may have no test rows
     ranked = np.sort(accuracy[scored])
     mean = np.average(accuracy[scored], weights=data.counts("train")[scored])

@@ -6,15 +6,19 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from covey import models
 from covey.algorithms.apfl import apfl
 from covey.algorithms.clustered import clustered
+from covey.algorithms.dg_lmc import dg_lmc
+from covey.algorithms.ditto import ditto
 from covey.algorithms.em import em
 from covey.algorithms.fald import fald
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedbe import fedbe
 from covey.algorithms.fedem import fedem
 from covey.algorithms.fedmissem import fedmissem
 from covey.algorithms.fedpa import fedpa
@@ -22,13 +26,25 @@ from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
+from covey.algorithms.fsgld import fsgld
+from covey.algorithms.l2gd import l2gd
+from covey.algorithms.lg_fedavg import lg_fedavg
 from covey.algorithms.local import local
 from covey.algorithms.marginal import marginal
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mime import mime
+from covey.algorithms.mimelite import mimelite
 from covey.algorithms.mixture import mixture
+from covey.algorithms.mocha import mocha
+from covey.algorithms.per_fedavg import per_fedavg
 from covey.algorithms.pfedme import pfedme
+from covey.algorithms.qlsd import qlsd
+from covey.algorithms.qlsd_plus import qlsd_plus
+from covey.algorithms.scaffold import scaffold
 from covey.algorithms.vr_fedem import vr_fedem
+from covey.core import cohort
 from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Posterior, evaluate, no_state
+from covey.core.cohort import Scheme
 from covey.core.metrics import Mean
 from covey.core.shard import Rows, Shard, all_rows
 from covey.kernels import ornstein_uhlenbeck, psgld, sgld
@@ -153,6 +169,14 @@ def on_cells(method: Algorithm) -> Algorithm:
     )
 
 
+def cohort_for(algorithm: Algorithm, scheme: Scheme | None = None) -> Scheme | None:
+    """The scheme, or everyone for a method that needs all clients, or one for one that takes one
+    only.
+    """
+    own = {"marginal": cohort.full(), "fsgld": cohort.uniform(1)}
+    return own.get(algorithm.name, scheme)
+
+
 SGD = optax.sgd(0.05, momentum=0.9)
 OWN_BIAS = models.split_network(models.linear(), personal="bias")
 
@@ -204,6 +228,36 @@ METHODS: dict[str, Callable[[], Algorithm]] = {
         fedmissem(models.matrix_completion(rows=6, columns=4), step_size=0.5, batch_size=8)
     ),
     "vr_fedem": lambda: vr_fedem(models.regression_mixture(components=2), inner=3, batch_size=8),
+    "scaffold": lambda: scaffold(models.linear(), step_size=0.05, batch_size=8),
+    "mime": lambda: mime(models.linear(), step_size=0.05, batch_size=8),
+    "mimelite": lambda: mimelite(models.linear(), step_size=0.05, batch_size=8),
+    "ditto": lambda: ditto(models.linear(), client_optimizer=SGD, batch_size=8, adapt_epochs=2),
+    "l2gd": lambda: l2gd(
+        models.linear(), proximal=0.5, chance=0.4, step_size=0.05, batch_size=8, adapt_epochs=2
+    ),
+    "per_fedavg": lambda: per_fedavg(models.linear(), client_optimizer=SGD, batch_size=8),
+    "lg_fedavg": lambda: lg_fedavg(
+        models.linear(), shared="weight", client_optimizer=SGD, batch_size=8, adapt_epochs=2
+    ),
+    "mocha": lambda: mocha(models.linear(), penalty=0.5, epochs=2, rows=96, adapt_epochs=2),
+    "qlsd": lambda: qlsd(models.linear(), step_size=1e-3, batch_size=8, prior=2.0, keep=3),
+    "qlsd_plus": lambda: qlsd_plus(
+        models.linear(), step_size=1e-3, batch_size=8, inner=2, prior=2.0, keep=3
+    ),
+    "fsgld": lambda: fsgld(
+        models.linear(), step_size=1e-3, local_steps=3, batch_size=8, prior=2.0, keep=3
+    ),
+    "fedbe": lambda: fedbe(
+        models.linear(),
+        server_rows=np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32),
+        members=3,
+        distill_steps=10,
+        client_optimizer=SGD,
+        batch_size=8,
+    ),
+    "dg_lmc": lambda: dg_lmc(
+        models.linear(), tolerance=0.02, local_steps=3, batch_size=8, prior=2.0, keep=3
+    ),
 }
 
 # Two methods that are none: between them they use every part of the seam. Engines are walked with
@@ -306,4 +360,17 @@ VARIANTS: dict[str, Callable[[], Algorithm]] = {
         models.mixed_linear(), estimate="posterior", predictive_draws=5
     ),
     "mb_sgd-full": lambda: mb_sgd(models.linear()),
+    "scaffold-gradient": lambda: scaffold(
+        models.linear(), control="gradient", batch_size=None, steps=3
+    ),
+    "mime-adam": lambda: mime(
+        models.linear(), step_size=0.01, statistics=optax.scale_by_adam(), steps=3
+    ),
+    "per_fedavg-first-order": lambda: per_fedavg(
+        models.linear(), first_order=True, batch_size=None, steps=3
+    ),
+    "lg_fedavg-network": lambda: lg_fedavg(
+        models.mlp(hidden=(4,), outcome="number"), batch_size=8, adapt_epochs=2
+    ),
+    "dsgld": lambda: fsgld(models.linear(), step_size=1e-3, surrogates=False, chains=1),
 }

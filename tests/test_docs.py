@@ -3,8 +3,7 @@ there.
 
 A block that cannot run says why in its fence, ```python skip="needs three machines". A page whose
 examples take long says `slow: true` in its front matter, one that reads data sets which are not
-bundled `data: true`, one that shows a warning which message it expects (`warns`). A block with
-```python needs="fit" runs once `covey.fit` or the command of that name is there.
+bundled `data: true`, one that shows a warning which message it expects (`warns`).
 """
 
 import ast
@@ -31,9 +30,8 @@ from covey.config.catalogue import METHODS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-OPTION = re.compile(r' (skip|needs|title)="([^"]+)"')
+OPTION = re.compile(r' (skip|title)="([^"]+)"')
 UsageError = typer.BadParameter.__mro__[1]  # Typer does not export it
-THERE = {*covey.__all__, *typer.main.get_command(app).commands}
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
@@ -46,8 +44,8 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it is to work: not skipped, and the name or command that it needs is there."""
-        return "skip" not in self.options and self.options.get("needs", "run") in THERE
+        """Whether it is to work."""
+        return "skip" not in self.options
 
 
 def read(page: str) -> tuple[dict, list[Block]]:
@@ -94,7 +92,7 @@ def test_examples_that_do_not_run_say_why_and_are_python():
     for page in PAGES:
         for block in read(page)[1]:
             if block.language == "python" and not block.runs:
-                assert "needs" in block.options or len(block.options["skip"].split()) >= 3, page
+                assert len(block.options["skip"].split()) >= 3, page
                 ast.parse(block.text)
 
 

@@ -5,7 +5,7 @@ wrong on the way.
 import jax
 import numpy as np
 import pytest
-from methods import MADE, METHODS, VARIANTS, remembering
+from methods import MADE, METHODS, VARIANTS, cohort_for, remembering
 from problems import linear_gaussian
 
 from covey.channel import bfloat16, dithering, identity, masked, partition, top_k
@@ -55,7 +55,7 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
     ],
 )
 def test_methods(method, data):
-    assert_agree(method, data)
+    assert_agree(method, data, cohort=cohort_for(method()))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ def test_a_channel_by_part(data):
     assert_agree(MADE["forgetting"], data, channel=channel, tolerance=2**-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "channel"),
     [

@@ -22,6 +22,7 @@ ORDER = [  # rooms of one line may not import each other, except where named bel
     {"runs"},
     {"config"},
     {"fitting"},
+    {"deploy"},
 ]
 TOP = {"cli"}  # may import everything, and nothing imports it
 LOWER = {

@@ -67,7 +67,9 @@ def test_the_metadata_say_what_is_supported(archives):
     assert "Typing :: Typed" in classifiers
     assert found["License-Expression"] == "Apache-2.0"
     extras = set(found.get_all("Provides-Extra"))
-    assert extras == {"all", "datasets", "numpyro", "privacy", "topology"}
+    assert extras == {
+        *("all", "datasets", "deploy", "flax", "mlflow", "numpyro", "privacy", "topology")
+    }
 
 
 def test_the_citation_is_of_this_version():

@@ -61,6 +61,7 @@ def test_the_commands_exist():
     assert commands == {
         *("fit", "predict", "add-client", "report"),
         *("run", "posterior", "list", "reproduce", "results"),
+        *("deploy", "site"),
     }
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0

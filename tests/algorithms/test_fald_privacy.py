@@ -19,10 +19,13 @@ from covey.channel.identity import identity
 from covey.core import cohort
 from covey.core.algorithm import Plan
 from covey.core.keys import root_key, secret_key
+from covey.core.protocol import Envelope, Kind, open_envelope, seal
 from covey.core.shard import Rows, Shard, Spec, poisson_rows, whole
-from covey.engines.messages import NEVER, Answer, Header, open_body, seal
-from covey.engines.setup import shapes_of
-from covey.engines.site import Programs, Site
+from covey.engines.messages import Answer, pack_down, unpack_answer
+from covey.engines.setup import agreement_of, shapes_of
+from covey.engines.site import Site
+from covey.engines.site_programs import Programs, Ready
+from covey.engines.site_store import MemoryStore
 from covey.privacy import LangevinMechanism, rdp
 
 DELTA, REPLICAS = 1e-3, 6000
@@ -231,23 +234,55 @@ def test_poisson_minibatches_have_the_right_gradient_on_average():
 
 def test_a_deployed_site_draws_what_the_server_cannot():
     method = fald(models.linear(), clip=1.0, **COMMON)
-    shapes = shapes_of(method, identity(), root_key(1), PROBLEM.data.spec)
-    programs = Programs(method, identity(), root_key(1))
+    agreed = agreement_of(method, PROBLEM.data.spec, seed=1, channel=None)
+    programs = Ready(Programs(agreed))
+    like = Answer(agreed.shapes.sent, agreed.shapes.client_info)
     rows = {part: PROBLEM.data.shard(0, part) for part in ("train", "validation", "test")}
     down = method.broadcast(method.init(jax.random.key(4), PROBLEM.data.spec))
-    secret = secret_key()
+    secret, study, digest = secret_key(), "study", "00" * 32
 
-    def answer(given, t=0):
-        reply = Site(programs, 0, rows, shapes.down, given).receive(seal(Header(0, t, NEVER), down))
+    def answer(given, t=0, epoch=1, store=None):
+        """What a site sends, by a new site or one that has a store."""
+        site = Site("a", 0, programs, rows, study=study, digest=digest, secret=given, store=store)
+        request = Envelope(Kind.ROUND, study, digest, epoch, t, "server", "a")
+        reply = site.handle(seal(request, pack_down(jax.device_get(down))))
         assert jax.random.key_data(secret).tobytes() not in reply
-        return np.asarray(
-            open_body(
-                reply, Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
-            ).sent.payload.weight
-        )
+        return np.asarray(unpack_answer(open_envelope(reply)[1], like).sent.payload.weight)
 
     as_simulated = answer(None)
     np.testing.assert_array_equal(as_simulated, answer(None))
+    np.testing.assert_array_equal(as_simulated, answer(None, epoch=2))  # a restart changes nothing
     np.testing.assert_array_equal(answer(secret), answer(secret))
-    for other in (as_simulated, answer(secret_key()), answer(secret, t=1)):
+    for other in (
+        as_simulated,
+        answer(secret_key()),
+        answer(secret, t=1),
+        answer(secret, epoch=2),  # the same round again, of a server that was restarted
+    ):
         assert np.all(answer(secret) != other)
+    store = MemoryStore()  # the stored bytes, after a restart of the site
+    np.testing.assert_array_equal(answer(secret, store=store), answer(secret, store=store))
+
+
+def test_two_broadcasts_of_one_round_never_get_the_same_noise():
+    """Not even from a site that has forgotten that it answered. With one key for both broadcasts,
+    the noise would cancel in the difference of the answers.
+    """
+    method = fald(models.linear(), **{**COMMON, "batch_size": None})
+    agreed = agreement_of(method, PROBLEM.data.spec, seed=1, channel=None)
+    programs, like = Ready(Programs(agreed)), Answer(agreed.shapes.sent, agreed.shapes.client_info)
+    rows = {part: PROBLEM.data.shard(0, part) for part in ("train", "validation", "test")}
+    one = jax.device_get(method.broadcast(method.init(jax.random.key(4), PROBLEM.data.spec)))
+    other = one._replace(theta=jax.tree.map(lambda leaf: leaf + np.float32(1e-4), one.theta))
+
+    def difference(secret):
+        def answer(down):
+            site = Site("a", 0, programs, rows, study="s", digest="00" * 32, secret=secret)
+            request = Envelope(Kind.ROUND, "s", "00" * 32, 1, 0, "server", "a")
+            body = open_envelope(site.handle(seal(request, pack_down(down))))[1]
+            return np.asarray(unpack_answer(body, like).sent.payload.weight)
+
+        return np.abs(answer(one) - answer(other)).max()
+
+    noise = math.sqrt(2 * COMMON["step_size"])  # of one step
+    assert difference(None) < 0.1 * noise < difference(secret_key())

@@ -184,6 +184,7 @@ def repeated(family):
     return FederatedData.from_arrays(cells, y, np.tile(np.arange(8), len(cells) // 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gaussian", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_too_few_completions_are_raised_until_the_objective_falls(family):
     """With c = 1 where 8 are needed Gaussian factors grow without bound and Poisson ones cycle."""
@@ -328,6 +329,7 @@ def test_both_curvatures_end_in_the_same_place(family):
     np.testing.assert_allclose(first, second, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "atol"), [(300, 1e-3), pytest.param(1500, 1e-5, marks=pytest.mark.slow)]
 )

@@ -124,6 +124,7 @@ def test_a_client_goes_on_where_it_ended(down):
     assert np.all(np.abs(np.mean(ends[:, 0], 0) - expected) < 4 * np.sqrt(2 * STEP / KEYS))
 
 
+@pytest.mark.slow
 def test_draws_of_any_length_are_those_of_the_posterior(down):
     """By the kernel that is exact here: after rounds, and however many are asked for; in the terms
     of the model.
@@ -221,6 +222,7 @@ def tables(*counts):
     )
 
 
+@pytest.mark.slow
 def test_a_step_that_is_too_long():
     """The chain of a client with many rows runs away: it is counted and named, the others go on. If
     all do, the run ends.

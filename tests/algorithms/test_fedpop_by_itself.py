@@ -16,7 +16,7 @@ from covey.algorithms.joint import Population, joint_of
 from covey.algorithms.rounds_by_asking import round_query
 from covey.core.cohort import uniform
 from covey.data.federated import FederatedData
-from covey.engines.questions import Questions
+from covey.engines.questions import ByRounds, Questions
 from covey.engines.simulate import Simulation
 from covey.models.effects import Gaussian
 
@@ -105,6 +105,7 @@ def run(data):
     return covey.run(covey.fedpop(models.mixed_linear()), data, seed=1, progress=False)
 
 
+@pytest.mark.slow
 def test_in_any_units_the_estimate_is_the_maximum(run, data):
     """Deviations of 1,000 and weights of a million; Adam with steps of 0.01 ends near zero."""
     pooled = pooled_fits.gaussian(pooled_fits.Pooled.of(data), [])
@@ -197,7 +198,7 @@ def test_a_start_with_a_deviation_of_zero_is_told():
     data, joint = small(alike=True), joint_of(models.mixed_linear(), None)
     kind = kind_of(joint)
     queries = {QUESTION: round_query(marginal_of(joint, kind))}
-    ask = Questions(lambda method: Simulation(method, data, seed=0)).asker(queries)
+    ask = Questions(ByRounds(lambda method: Simulation(method, data, seed=0))).asker(queries)
     with pytest.warns(UserWarning, match=r"sd\[intercept\] is estimated as 0"):
         start = find_start(joint, kind, Priors(None, None), data.spec, ask)
     assert float(jnp.exp(start.theta.beta.log_scale[0])) < 50  # rows tell some 250 from 0

@@ -11,7 +11,7 @@ from covey.algorithms.fedpop_sampler import Down
 from covey.algorithms.joint import Population, joint_of
 from covey.algorithms.louis import LARGEST, _asked, shared_posterior
 from covey.data.federated import FederatedData
-from covey.engines.questions import Questions
+from covey.engines.questions import ByRounds, Questions
 from covey.engines.simulate import Simulation
 from covey.models import Linear
 from covey.models.effects import Correlated, Gaussian
@@ -44,7 +44,7 @@ def clients(number=40, rows=5):
 
 def asking(data, queries):
     """Federated sums over these clients."""
-    return Questions(lambda method: Simulation(method, data, seed=1)).asker(queries)
+    return Questions(ByRounds(lambda method: Simulation(method, data, seed=1))).asker(queries)
 
 
 def fitted(theta, made, joint=JOINT, *, phi_prior=None, beta_prior=None, **options):
@@ -125,6 +125,7 @@ def test_a_fit_that_is_not_there_yet_is_told(theta):
     assert float(law.error["weights"][0]) == pytest.approx(error, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [pytest.param(1.0, marks=pytest.mark.slow), 3000.0])
 def test_standard_errors_are_exact_in_any_unit(theta, unit):
     """A column times 3,000: its standard error is 3,000 times smaller, and the others stay."""

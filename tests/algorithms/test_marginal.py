@@ -12,7 +12,7 @@ from covey import models
 from covey.data.federated import FederatedData
 
 ROUNDS = 15
-QUICK = {("sleepstudy", "ml"), ("sleepstudy", "reml")}
+QUICK = {("sleepstudy", "ml")}
 
 
 def complete(name, *, without=()):

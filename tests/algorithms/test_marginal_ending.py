@@ -87,6 +87,7 @@ def test_a_client_with_a_missing_cell_is_named(engine):
     assert run.metrics["waiting"].all()
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_not_finite_at_the_start_is_named():
     model = models.mixed_linear()
 

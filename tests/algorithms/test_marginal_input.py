@@ -64,6 +64,21 @@ def test_collinear_columns_are_named():
     assert np.isfinite(table.loc["intercept"]).all()
 
 
+def test_one_row_per_client_does_not_tell_noise_and_effects_apart():
+    """Only the sum of both variances is known; the coefficients are those of least squares."""
+    made = {name: (x[:1], y[:1]) for name, (x, y) in linear_data(clients=40).items()}
+    run = fit(MIXED, federated(made))
+    with pytest.warns(UserWarning, match=r"do not determine noise, sd\[intercept\]: .*told apart"):
+        table = run.posterior.shared.law.table()
+    assert table.loc[["noise", "sd[intercept]"]].isna().all(axis=None)
+    x, y = (np.concatenate(part) for part in zip(*made.values(), strict=True))
+    design = np.column_stack([np.ones(40), x])
+    exact, left, *_ = np.linalg.lstsq(design, y)
+    errors = np.sqrt(left / 40 * np.diag(np.linalg.inv(design.T @ design)))
+    np.testing.assert_array_less(np.abs(table["estimate"][:3] - exact) / errors, 1e-3)
+    np.testing.assert_allclose(table["se"][:3], errors, rtol=1e-3)
+
+
 def separated():
     """Clients whose outcome is the sign of the first column."""
     random, made = np.random.default_rng(0), {}

@@ -116,6 +116,7 @@ def test_rounds_are_those_of_the_paper(float64, weighting):
     np.testing.assert_allclose([lines[-1][f"users_{m}"] for m in range(3)], users)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clusters", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)])
 def test_weights_of_zero_and_one_are_clusters(clusters):
     """Each cluster then runs FedAvg on its own; as others' rows count in the average, its step is

@@ -9,8 +9,9 @@ from covey.algorithms.fedem import Info
 from covey.channel import bfloat16, dithering, identity, partition
 from covey.core import tree, wire
 from covey.core.node import Sent
+from covey.core.protocol import Envelope, Kind, seal
 from covey.core.shard import Rows, Spec
-from covey.engines.messages import Answer, Header, seal
+from covey.engines.messages import Answer, pack_answer, up_size
 from covey.models import gaussian_mixture
 
 
@@ -62,9 +63,11 @@ def test_bits_are_those_of_the_payload():
 def message_bytes(channel, up) -> int:
     """The whole message of an answer: header, payload, reported scalars and checks."""
     payload, _ = through(channel, jax.random.key(0), up)
-    return len(
-        seal(Header(7, 100), Answer(Sent(payload, None), Info(jnp.float32(0.5)), jnp.bool_(True)))
-    )
+    answer = Answer(Sent(payload, None), Info(jnp.float32(0.5)))
+    request = Envelope(Kind.ROUND, "study", "00" * 32, 1, 100, "server", "site")
+    message = seal(request.answer(seal(request)), pack_answer(answer))
+    assert len(message) == up_size(answer)
+    return len(message)
 
 
 def test_a_message_of_few_values_is_small():

@@ -131,6 +131,7 @@ def test_names_of_a_summary_are_not_cut():
     assert "".join(lines) == name
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the draws of")  # ten of them
 def test_the_posterior_of_what_all_share(tmp_path):
     config, out = write_config(tmp_path, 12), tmp_path / "run"

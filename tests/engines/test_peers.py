@@ -156,6 +156,7 @@ def test_by_default_the_mean_over_peers_moves_by_the_mean_over_rows():
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_who_takes_part_rarely_counts_for_more_when_it_does():
     """E[r_i 1(i takes part)] is the same for all peers, the mean probability."""
     chance = np.array([0.3, 0.9, 0.5, 1.0, 0.7])

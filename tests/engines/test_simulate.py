@@ -98,6 +98,17 @@ def test_bands_bound_every_cohort():
             assert np.all(some <= capacity[:slots])
 
 
+def test_bands_are_few_and_little_is_spare():
+    """Of sizes as those of American counties: seven capacities, of which few cost much."""
+    rng = np.random.default_rng(1)
+    counts = np.clip(rng.lognormal(2.5, 1.2, 400).astype(int), 1, 700)
+    bands = bands_of(counts, 400, 16)
+    largest = [bucket_size(int(rows)) for rows in np.sort(counts)[::-1][::16]]
+    assert len(bands) < len(set(largest))
+    assert sum(band.chunks for band in bands) == len(largest)
+    assert sum(band.chunks * band.capacity for band in bands) <= 1.125 * sum(largest)
+
+
 def test_the_grid_is_tight():
     values = [bucket_size(rows) for rows in range(1, 3000)]
     assert all(value >= rows for rows, value in enumerate(values, 1))

@@ -98,6 +98,7 @@ def poisson_fit():
     return FederatedImputer(1, seed=4, **options).fit(counts())
 
 
+@pytest.mark.slow
 def test_fit_and_replicas_are_those_of_the_pooled_cells():
     """Each of three groups of observers is left out once."""
     data, imputer = counts(), poisson_fit()

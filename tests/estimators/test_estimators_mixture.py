@@ -161,6 +161,7 @@ def test_the_best_of_several_starts_is_kept():
     )
 
 
+@pytest.mark.slow
 def test_rows_without_an_outcome():
     """Each client's features by its name, as arrays or tables, give the same fit."""
     data = mixture_data(sizes=(60, 80))

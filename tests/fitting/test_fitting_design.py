@@ -8,7 +8,7 @@ import pytest
 from formulaic import model_matrix
 
 from covey.fitting import combine, describe, parse
-from covey.fitting.combination import warn_of
+from covey.fitting.cautions import warn_of
 from covey.fitting.design import Design
 from covey.fitting.tables import Table
 

@@ -17,6 +17,7 @@ def data():
     return covey.FederatedData.from_clients(rows, features=["dose", "age in years"])
 
 
+@pytest.mark.slow
 def test_a_regressor_is_cloned_fitted_and_predicts(data):
     made = covey.FederatedRegressor(estimate="ml", seed=4)
     model = clone(made).fit(data)

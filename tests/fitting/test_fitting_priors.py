@@ -1,5 +1,8 @@
 """Priors by the name of a term: text, defaults, and the log density against SciPy."""
 
+from functools import reduce
+from operator import add
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +14,7 @@ from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, log
 from covey.core.shard import Rows as Pair
 from covey.core.shard import Spec
 from covey.fitting import combine, describe, parse
-from covey.fitting.fit import statistics_of
-from covey.fitting.priors import LogPrior, Prior, chosen_priors, read_prior
+from covey.fitting.priors import LogPrior, Prior, Statistics, chosen_priors, read_prior
 from covey.fitting.tables import Table
 from small_fits import clinics
 
@@ -24,7 +26,7 @@ def made(formula, priors=None, **options):
     described = [describe(table, parsed) for table in TABLES.values()]
     design = combine(described, parsed, **options)
     rows = {name: design.rows_of(table) for name, table in TABLES.items()}
-    statistics = statistics_of(design, rows)
+    statistics = reduce(add, [Statistics.of(design, one) for one in rows.values()])
     x = np.concatenate([one.x for one in rows.values()])
     y = np.concatenate([one.y for one in rows.values()])
     return design, statistics, chosen_priors(design, statistics, priors), x, y

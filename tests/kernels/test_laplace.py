@@ -19,6 +19,7 @@ from covey.kernels.laplace import (
     randomness,
     through_predictor,
 )
+from covey.kernels.positive_definite import inverse, log_det
 from covey.kernels.precision import in_double
 
 
@@ -182,6 +183,35 @@ def test_a_gaussian_likelihood_is_integrated_exactly():
     alone = multivariate_normal(x @ beta, scale**2 * np.eye(6)).logpdf(y)
     found = linear_gaussian.log_likelihood(none, arguments[0], jnp.zeros((0, 0)), arguments[2])
     np.testing.assert_allclose(found, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-17, 1.0, 1e15])
+def test_cross_products_that_are_kept_lose_little(unit):
+    """In any units, after they were stored in single precision: 1e-13, not 1e-7, is lost."""
+    random = np.random.default_rng(4)
+    x, z = unit * (random.normal(size=(50, 2)) + 3), random.normal(size=(50, 1))
+    rows, mask = tuple(map(jnp.asarray, (x, z, random.normal(size=50)))), jnp.ones(50, bool)
+    of = linear_gaussian.cross_products(*rows, mask)
+    stored = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), linear_gaussian.kept(of))
+    back = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), stored)
+    again = linear_gaussian.recalled(back, 2)
+    for one, other in zip(again, of, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13 * float(jnp.max(abs(other))))
+    none = linear_gaussian.kept(linear_gaussian.cross_products(*rows, ~mask))
+    assert all(np.all(np.isfinite(leaf)) for leaf in none)
+    assert float(linear_gaussian.recalled(none, 2).rr) == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_small_matrices_have_their_inverse_and_determinant(size):
+    root = np.random.default_rng(5).normal(size=(size, size))
+    matrix = jnp.asarray(root @ root.T + 0.1 * np.eye(size))
+    np.testing.assert_allclose(inverse(matrix), np.linalg.inv(matrix), rtol=1e-9)
+    np.testing.assert_allclose(log_det(matrix), np.linalg.slogdet(matrix)[1], rtol=1e-9, atol=1e-12)
+    change = jax.grad(log_det)(matrix)
+    np.testing.assert_allclose(change, np.linalg.inv(matrix), rtol=1e-9)
+    assert np.isnan(inverse(-matrix)).any()
+    assert np.isnan(log_det(-matrix))
 
 
 def test_draws_of_effects_have_their_conditional_law():

@@ -598,6 +598,7 @@ def test_data_that_do_not_fit():
     )
 
 
+@pytest.mark.slow
 def test_outcomes_that_are_learned_from_but_not_predicted():
     model = from_numpyro(observed(lambda eta: dist.StudentT(3.0, eta, 1.0)), NUMBERS)
     params, x = model.init(KEY, NUMBERS), jnp.zeros((4, 2))

@@ -15,7 +15,14 @@ from run_files import hold, write
 
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "axe-core@4.14.0"  # of Deque Systems, under the Mozilla Public License 2.0; not kept here
-pytestmark = pytest.mark.slow
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,7 @@ def browser():
     if not CHROMIUM.exists():
         pytest.skip(f"there is no Chromium at {CHROMIUM}: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield launched
         launched.close()
 
@@ -54,7 +61,7 @@ def address(full, tmp_path_factory) -> str:
     return path.as_uri()
 
 
-@pytest.fixture(params=[(1200, "light"), (400, "dark")], ids=["desk", "phone"])
+@pytest.fixture(scope="module", params=[(1200, "light"), (400, "dark")], ids=["desk", "phone"])
 def opened(request, browser, address):
     """The page, with what it has said and asked for."""
     width, scheme = request.param
@@ -74,7 +81,8 @@ def opened(request, browser, address):
     tab.goto(address)
     tab.wait_for_function(
         "document.querySelectorAll('.plot').length == "
-        "document.querySelectorAll('.js-plotly-plot .main-svg:first-child').length"
+        "document.querySelectorAll('.js-plotly-plot .main-svg:first-child').length",
+        timeout=120_000,  # of a machine with other work
     )
     yield tab
     context.close()
@@ -111,6 +119,7 @@ def test_the_button_changes_the_page_and_its_figures(opened):
     assert before[1] != after[1]
 
 
+@pytest.mark.slow
 def test_axe_finds_nothing_serious(opened, axe):
     opened.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     opened.evaluate(axe)
@@ -132,6 +141,7 @@ def test_a_table_can_be_downloaded(opened):
     assert text.count("\n") == 5
 
 
+@pytest.mark.slow
 def test_a_served_page_follows_its_run(browser, tmp_path):
     """It reloads after another round, waits while it is paused, and ends with the run."""
     write(tmp_path, 4)

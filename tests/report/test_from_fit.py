@@ -57,7 +57,10 @@ def fitted(formula, tables, means, *, k_hat=0.3, estimate="posterior", family=No
         seed=0,
         tables=read,
         site_draws_=effects if terms.effects else {},
-        stored={"traffic": {"rounds": 7, "questions": 1, "bytes_up": 1500, "bytes_down": 900}},
+        stored={
+            "traffic": {"rounds": 7, "questions": 1, "bytes_up": 1500, "bytes_down": 900},
+            "record": {"messages": [{"message": "rounds", "times": 7, "bytes_up": 4500}]},
+        },
     )
 
 
@@ -114,7 +117,8 @@ def test_a_logistic_fit_has_all_sections_but_a_run(content):
         "fairness",
         "settings",
     ]
-    assert content.title == "ill ~ age + (1 | site)"
+    assert content.title == "ill in 3 sites"
+    assert content.subtitle == "logistic regression, posterior: ill ~ age + (1 | site)"
     assert "3 sites with 180 rows took part: bern, chur and zug." in content.sentences
     assert any("lowest at bern and highest at zug" in one for one in content.sentences)
     assert dict(content.settings.values.to_numpy())["prior of age"] == "normal(0, 1)"
@@ -209,7 +213,8 @@ def test_units_are_standard_deviations_and_levels(hospitals):
     }
     formula = "ill ~ scale(age) + sex + C(stage) + sex:dose + (1 | site)"
     fit = fitted(formula, tables, np.full(8, 0.1))
-    units = dict(content_of_fit(fit).shared.units)
+    shared = content_of_fit(fit).shared
+    units = dict(shared.units)
     sd = np.concatenate([frame["age"] for frame in tables.values()]).std(ddof=1)
     assert units == {
         "scale(age)": f"{sd:.3g} (1 SD)",
@@ -217,6 +222,14 @@ def test_units_are_standard_deviations_and_levels(hospitals):
         "C(stage)[T.2]": "2 against 1",
         "C(stage)[T.3]": "3 against 1",
     }
+    assert [shared.label(term) for term in shared.coefficients["term"]] == [
+        "age",
+        "sex: m",
+        "stage: 2",
+        "stage: 3",
+        "sex: f and dose",
+        "sex: m and dose",
+    ]
 
 
 def test_an_unreliable_posterior_is_a_caution(hospitals):
@@ -283,20 +296,52 @@ def test_a_fit_without_tables_or_effects_leaves_sections_out(hospitals):
 
 @pytest.mark.slow
 def test_a_fit_in_a_folder_has_its_report(hospitals, tmp_path):
-    fit = covey.fit(
-        "ill ~ age + (1 | site)", hospitals, estimate="ml", out=tmp_path / "fit", progress=False
-    )
-    read = Reader((tmp_path / "fit" / "report.html").read_text("utf-8"))
-    assert (1, "ill ~ age + (1 | site)") in read.headings
+    for site, frame in hospitals.items():
+        (tmp_path / "data").mkdir(exist_ok=True)
+        frame.to_csv(tmp_path / "data" / f"{site}.csv", index=False)
+    folder, formula = tmp_path / "fit", "ill ~ age + (1 | site)"
+    fit = covey.fit(formula, tmp_path / "data", estimate="ml", out=folder, progress=False)
+    read = Reader((folder / "report.html").read_text("utf-8"))
+    assert (1, "ill in 3 sites") in read.headings
     check_tables(read, sections_of(content_of_fit(fit)))
-    saved = pd.read_csv(tmp_path / "fit" / "summary.csv").set_index("term")
+    saved = pd.read_csv(folder / "summary.csv").set_index("term")
     shown = [float(value) for value in read.tables["variation"].values[0][1:]]
     np.testing.assert_allclose(shown, saved.loc["Intercept", ["mean", "sd", "q05", "q95"]])
-    code, text = call("report", tmp_path / "fit")
+    code, text = call("report", folder, "--out", tmp_path / "again.html")
+    assert code == 0, text
+    again = Reader((tmp_path / "again.html").read_text("utf-8"))
+    assert again.headings == read.headings
+    for name in ("shared", "sites", "messages", "metrics", "calibration", "site-rows"):
+        assert again.tables[name].texts == read.tables[name].texts, name
+
+
+@pytest.mark.slow
+def test_the_report_follows_the_folder(hospitals, tmp_path):
+    """A site that was added is in it, tables that have changed or gone are told."""
+    for site, frame in hospitals.items():
+        (tmp_path / "data").mkdir(exist_ok=True)
+        frame.to_csv(tmp_path / "data" / f"{site}.csv", index=False)
+    folder, formula = tmp_path / "fit", "ill ~ age + (1 | site)"
+    covey.fit(formula, tmp_path / "data", estimate="ml", out=folder, progress=False)
+    hospitals["zug"].head(20).to_csv(tmp_path / "late.csv", index=False)
+    assert call("add-client", folder, tmp_path / "late.csv")[0] == 0
+    code, text = call("report", folder)
+    assert code == 0, text
+    read = Reader((folder / "report.html").read_text("utf-8"))
+    assert "late" in [row[0] for row in read.tables["sites"].texts]
+    assert [row[0] for row in read.tables["held-out"].texts] == ["late", "late"]
+    (tmp_path / "data" / "new.csv").write_text("age,ill\n1,yes\n")
+    with pytest.warns(UserWarning, match="does not know the site new, which the data have"):
+        assert call("report", folder)[0] == 0
+    (tmp_path / "data" / "new.csv").unlink()
+    hospitals["zug"].head(9).to_csv(tmp_path / "data" / "zug.csv", index=False)
+    code, text = call("report", folder)
+    assert code == 2
+    assert "the rows of 'zug' are not those that were fitted" in text
+    (tmp_path / "data").rename(tmp_path / "gone")
+    code, text = call("report", folder, "--out", tmp_path / "page.html")
     assert code == 0
-    assert "--data PLACE" in text
-    code, text = call("report", tmp_path / "fit", "--out", tmp_path / "page.html")
-    assert code == 0
+    assert "is not there any more" in text
     titles = [title for _, title in Reader((tmp_path / "page.html").read_text("utf-8")).headings]
     assert "Sites" in titles
     assert "Predictive calibration" not in titles

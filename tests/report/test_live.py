@@ -116,6 +116,7 @@ def test_the_report_of_a_run_from_python_is_made_of_its_files(done, tmp_path):
     assert "choose one" in text
 
 
+@pytest.mark.slow
 def test_the_report_of_a_configured_run_has_its_held_out_sites(tmp_path):
     """Written by `covey run`, and the same again by `covey report`."""
     config, out = write_config(tmp_path, 6), tmp_path / "run"

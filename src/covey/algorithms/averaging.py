@@ -2,6 +2,7 @@
 options.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -122,6 +123,13 @@ def need_counts(method: str, **counts: int) -> None:
             raise ValueError(f"{method}: {option} must be a whole number, got {count!r}")
         if count < 1:
             raise ValueError(f"{method}: {option} must be at least 1, got {count}")
+
+
+def need_positive(method: str, **values: int | float) -> None:
+    """Raise a ValueError for a value that is not above 0 and finite."""
+    for option, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{method}: {option} must be above 0 and finite, got {value:g}")
 
 
 def local_work(

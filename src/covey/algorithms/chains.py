@@ -11,7 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from optax.tree_utils import tree_norm
 
+from covey.algorithms.mode import LogPrior
 from covey.core.algorithm import Chains, Kept, Plan, Posterior, State
 from covey.core.shard import Spec
 from covey.kernels.langevin_chains import noise_like
@@ -76,6 +78,26 @@ def first_states(
     if not jitter:
         return theta
     return jax.tree.map(lambda at, xi: at + jitter * xi, theta, noise_like(apart, theta))
+
+
+def log_prior_of(name: str, model: Model, prior: int | float | LogPrior | None) -> LogPrior | None:
+    """The log-density of the prior up to a constant; None is flat.
+
+    Args:
+        name: The method, for its errors.
+        model: The model, which may have a prior.
+        prior: Standard deviation of a Gaussian with mean zero on every parameter, or a log-density;
+            None takes the model's.
+    """
+    if prior is None:
+        return model.log_prior
+    if model.log_prior is not None:
+        raise ValueError(f"{name}: {model.name} has a prior of its own; leave prior= out")
+    if callable(prior):
+        return prior
+    if not prior > 0:
+        raise ValueError(f"{name}: prior must be above 0, got {prior:g}")
+    return lambda theta: -0.5 * tree_norm(theta, squared=True) / prior**2
 
 
 def empty_ring(size: int, theta: PyTree) -> Ring:

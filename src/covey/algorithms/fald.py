@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt32
-from optax.tree_utils import tree_norm
 
 from covey.algorithms.averaging import Info, mean_change
 from covey.algorithms.chains import (
@@ -20,6 +19,7 @@ from covey.algorithms.chains import (
     check_rounds,
     empty_ring,
     first_states,
+    log_prior_of,
     published,
     recorded,
 )
@@ -32,6 +32,7 @@ from covey.algorithms.fald_walk import (
     Walk,
     batch_loss,
     energy_gradient,
+    first_chain,
     local_walk,
     minibatches,
 )
@@ -178,7 +179,7 @@ def fald(
     dynamics, algorithms 1 and 3.
     """
     recording = Recording(0 if burn_in is None else burn_in, thinning, keep)
-    log_prior = _log_prior(model, prior)
+    log_prior = log_prior_of("fald", model, prior)
     if step_size is None:
         _check_free({"decay": decay, "jitter": jitter, "clip": clip})
         wanted = Wanted(local_steps, temperature, correlation, chains)
@@ -239,7 +240,7 @@ def sampler(
             return Local(delta, Empty(), Empty(), share)
         batch_of, _ = minibatches(data, walk.batch_size, walk.sampling)
         choose, _ = jax.random.split(key)
-        loss = batch_loss(model, _first_chain(down.theta), batch_of(choose))
+        loss = batch_loss(model, first_chain(down.theta), batch_of(choose))
         return Local(delta, Empty(), Info(loss, jnp.asarray(steps.local_steps)), share)
 
     def server(key, state, aggregate):
@@ -274,19 +275,6 @@ def sampler(
     )
 
 
-def _log_prior(model: Model, prior: int | float | LogPrior | None) -> LogPrior | None:
-    """The log-density of the prior up to a constant; None is flat."""
-    if prior is None:
-        return model.log_prior
-    if model.log_prior is not None:
-        raise ValueError(f"fald: {model.name} has a prior of its own; leave prior= out")
-    if callable(prior):
-        return prior
-    if not prior > 0:
-        raise ValueError(f"fald: prior must be above 0, got {prior:g}")
-    return lambda theta: -0.5 * tree_norm(theta, squared=True) / prior**2
-
-
 def _check_free(given: dict[str, float | None]) -> None:
     """An error for options that make no sense where step sizes are looked for."""
     for name, value in given.items():
@@ -297,15 +285,11 @@ def _check_free(given: dict[str, float | None]) -> None:
             )
 
 
-def _first_chain(theta: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[..., 0], theta)
-
-
 def _diagnose(gradient: Gradient, step_size: int | float, down: Down, data: Shard) -> str:
     """The largest stable step of a client whose chains have diverged."""
     scale = down.examples / data.count
     curvature = largest_curvature(
-        lambda one: gradient(one, all_rows(data), scale), _first_chain(down.theta)
+        lambda one: gradient(one, all_rows(data), scale), first_chain(down.theta)
     )
     if not np.isfinite(curvature) or curvature <= 0:
         return f"step_size is {step_size:g}; try a tenth of it"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 
+from covey.algorithms.averaging import Info
 from covey.algorithms.fald_privacy import Clipping
 from covey.algorithms.mode import LogPrior
 from covey.core.shard import Batch, Shard, all_rows, poisson_rows, some_rows
@@ -121,6 +122,25 @@ def noises(
 def batch_loss(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:
     """The mean over the rows of a batch of -log p(row | theta)."""
     return -_log_likelihood(model, theta, batch) / jnp.maximum(jnp.sum(batch.mask), 1)
+
+
+def first_chain(theta: PyTree) -> PyTree:
+    """The parameters of the first of all chains."""
+    return jax.tree.map(lambda leaf: leaf[..., 0], theta)
+
+
+def chain_report(
+    model: Model,
+    key: Key[Array, ""],
+    theta: PyTree,
+    data: Shard,
+    batch_size: int | None,
+    steps: int,
+) -> Info:
+    """A sampler's report: the loss of a minibatch in the first chain, and its local steps."""
+    batch_of, _ = minibatches(data, batch_size, "fixed")
+    loss = batch_loss(model, first_chain(theta), batch_of(key))
+    return Info(loss, jnp.asarray(steps))
 
 
 def _log_likelihood(model: Model, theta: PyTree, batch: Batch) -> Float[Array, ""]:

@@ -1,13 +1,14 @@
 """The sum of a statistic over clients, as a method of one round."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Message, Query, no_state
+from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Message, Query, no_state
 from covey.core.shard import Shard, Spec, whole
 
 Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's term of a sum
@@ -84,26 +85,39 @@ def sum_of_answers(
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return Sum(zeros, jnp.zeros(()), jax.tree.map(jnp.asarray, sent))
 
-    def server(key, state, aggregate):
-        rounds = state.rounds + 1
-        mean = jax.tree.map(
-            lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
-        )
-        return Sum(mean, rounds, state.sent), Empty()
-
     def no_prediction(*_: object):
         raise ValueError(f"{name} is a sum over clients: it predicts nothing")
 
     return Algorithm(
         name=name,
         init=init,
-        broadcast=lambda state: state.sent,
-        server=server,
+        broadcast=_broadcast,
+        server=_server,
         init_client=no_state,
-        client=lambda key, down, state, data: Local(query(key, down, data), Empty(), Empty()),
+        client=_client_of(query),
         commit=no_state,
         predict=no_prediction,
         adapt=no_state,
         evaluate=lambda key, down, state, data: {},
         hooks=Hooks(fixed_shapes=fixed_shapes),
     )
+
+
+def _broadcast(state: Sum) -> Message:
+    return state.sent
+
+
+def _server(key: Key[Array, ""], state: Sum, aggregate: Aggregate) -> tuple[Sum, Empty]:
+    rounds = state.rounds + 1
+    mean = jax.tree.map(
+        lambda mean, new: mean + (new - mean) / rounds, state.sum, aggregate.weighted
+    )
+    return Sum(mean, rounds, state.sent), Empty()
+
+
+@lru_cache(maxsize=64)  # the same function for the same query, so that programs are shared
+def _client_of(query: Query):
+    def client(key, down, state, data):
+        return Local(query(key, down, data), Empty(), Empty())
+
+    return client

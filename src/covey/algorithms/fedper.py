@@ -1,5 +1,7 @@
 """FedPer: shared base layers and personal layers, trained together."""
 
+from typing import NamedTuple
+
 import optax
 
 from covey.algorithms.averaging import Weighting, change, local_work, optimizer_or
@@ -8,6 +10,15 @@ from covey.core.algorithm import Algorithm
 from covey.kernels.descent import descend, mean_gradient
 from covey.models.catalogue import need
 from covey.models.mixed import MixedModel
+
+
+class Work(NamedTuple):
+    """How long clients work; see `fedper`."""
+
+    batch_size: int | None
+    epochs: int
+    steps: int | None
+    adapt_epochs: int
 
 
 def fedper(
@@ -61,9 +72,29 @@ def fedper(
     personalization layers, algorithms 1 and 2.
     """
     need(model, MixedModel, "fedper")
+    return trained_together(
+        "fedper",
+        model,
+        client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer,
+        work=Work(batch_size, epochs, steps, adapt_epochs),
+        weighting=weighting,
+    )
+
+
+def trained_together(
+    name: str,
+    model: MixedModel,
+    *,
+    client_optimizer: optax.GradientTransformation | None,
+    server_optimizer: optax.GradientTransformation | None,
+    work: Work,
+    weighting: Weighting,
+) -> Algorithm:
+    """The method itself, whichever part of a network is the shared one; see `fedper`."""
     gradient = mean_gradient(lambda both, rows: model.log_likelihood(both.phi, both.head, rows))
-    plan = local_work("fedper", batch_size=batch_size, epochs=epochs, steps=steps)
-    optimizer = optimizer_or(optax.sgd(0.1), client_optimizer, "client_optimizer", "fedper")
+    plan = local_work(name, batch_size=work.batch_size, epochs=work.epochs, steps=work.steps)
+    optimizer = optimizer_or(optax.sgd(0.1), client_optimizer, "client_optimizer", name)
 
     def solve(key, at, data):
         end = descend(key, data, gradient, optimizer, plan, at)
@@ -71,12 +102,12 @@ def fedper(
         return delta.phi, end.parameters.head, info
 
     return with_heads(
-        "fedper",
+        name,
         model,
         solve,
         head_optimizer=optimizer,
         adapt_plan=local_work(
-            "fedper", batch_size=batch_size, epochs=adapt_epochs, prefix="adapt_"
+            name, batch_size=work.batch_size, epochs=work.adapt_epochs, prefix="adapt_"
         ),
         server_optimizer=server_optimizer,
         weighting=weighting,

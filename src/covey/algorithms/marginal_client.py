@@ -4,17 +4,22 @@ Called in double precision; see `kernels.precision`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
 from covey.algorithms.marginal_parameters import Settings, Theta, logarithms
+from covey.algorithms.marginal_products import (
+    Products,
+    closed_form,
+    is_linear_gaussian,
+    products_of,
+)
 from covey.core.shard import Batch, Rows, Shard, all_rows
-from covey.kernels import linear_gaussian
 from covey.kernels.laplace import (
     Conditional,
     Jet,
@@ -30,8 +35,6 @@ from covey.kernels.laplace import (
 from covey.kernels.pareto_smoothing import HIGHEST_K, smoothed
 from covey.kernels.precision import in_double
 from covey.kernels.triangle import packed
-from covey.models.mixed import MixedModel
-from covey.models.predictive import Normal
 
 NODES = {1: 9, 2: 7, 3: 5}  # quadrature nodes per effect by the number of effects; beyond, Laplace
 
@@ -78,6 +81,33 @@ def client_rows(data: Shard, min_rows: int = 0) -> Batch:
         return jnp.where(data.count > 0, leaf, jnp.ones((), leaf.dtype))
 
     return Batch(jax.tree.map(own, batch.rows), batch.mask & (data.count >= min_rows))
+
+
+def exact_term(
+    settings: Settings, theta: Theta, unit: Float[Array, " q"], shapes: Rows, products: Products
+) -> Term:
+    """The term of a client with a linear Gaussian model, in closed form.
+
+    Args:
+        settings: Those of the method.
+        theta: Any value of the parameters.
+        unit: Of each effect.
+        shapes: Of its rows, which are not looked at.
+        products: Cross products of its rows.
+
+    Returns:
+        The term.
+    """
+    model, coordinates = settings.model, settings.coordinates
+    value, information, white = closed_form(model, coordinates, theta, unit, shapes, products)
+    flat, unravel = ravel_pytree(theta)
+
+    def draw(random, at, start):
+        b = white(at, random.normal[0].astype(at.dtype))
+        return coordinates.root(unravel(at).root, unit) @ b if len(unit) else b
+
+    none = jnp.zeros(0, flat.dtype)
+    return Term(lambda at, start: none, value, information, draw, none)
 
 
 def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batch: Batch) -> Term:
@@ -128,13 +158,8 @@ def client_term(settings: Settings, theta: Theta, unit: Float[Array, " q"], batc
 
     start = jnp.zeros(effects, flat.dtype)
     if is_linear_gaussian(model, theta.phi, effects, batch.rows):
-        value, information, white = _closed_form(model, coordinates, flat, unravel, unit, batch)
-
-        def exact_draw(random, at, start):
-            return effects_of(at, white(at, random.normal[0].astype(at.dtype)))
-
-        none = jnp.zeros(0, flat.dtype)
-        return Term(lambda at, start: none, value, information, exact_draw, none)
+        products = products_of(model, theta.phi, effects, batch)
+        return exact_term(settings, theta, unit, batch.rows, products)
 
     def centre(at, start):
         return mode(given(at), start)
@@ -156,43 +181,6 @@ def jet_and_gain(
     centres = jax.vmap(term.centre, in_axes=(0, None))(both, term.start)
     values = jax.vmap(term.value)(both, centres)
     return jet(lambda at: term.value(at, centres[0]), trial), values[0] - values[1]
-
-
-def _closed_form(model, coordinates, flat, unravel, unit, batch):
-    """The value of a linear Gaussian likelihood, X'V^-1 X, and draws of the effects, from cross
-    products.
-    """
-    rows, start = batch.rows, unravel(flat)
-    shared, build = ravel_pytree(start.phi)
-    none = jnp.zeros(len(unit), flat.dtype)
-
-    def mean(phi, z):
-        return model.predictive(build(phi), z, rows.x).mean
-
-    def log_scale(phi):
-        return jnp.log(model.predictive(build(phi), none, rows.x[:1]).scale[0])
-
-    x, z = jax.jacfwd(mean, argnums=(0, 1))(shared, none)
-    of = linear_gaussian.cross_products(x, z, rows.y - mean(shared, none), batch.mask)
-
-    def parts(at):
-        phi, entries = at[: len(shared)], at[len(shared) :]
-        root = coordinates.root(entries, unit) if len(unit) else jnp.zeros((0, 0), at.dtype)
-        return phi, root, log_scale(phi)
-
-    def value(at, centre):
-        phi, root, scale = parts(at)
-        return linear_gaussian.log_likelihood(of, phi - shared, root, scale)
-
-    def information(at):
-        _, root, scale = parts(at)
-        return linear_gaussian.information(of, root, scale)
-
-    def white(at, noise):
-        phi, root, scale = parts(at)
-        return linear_gaussian.effects_given_rows(of, phi - shared, root, scale, noise)
-
-    return value, information, white
 
 
 def information_jet(
@@ -324,51 +312,3 @@ def _left_out(settings: Settings, sent: Points, batch: Batch) -> LeftOut:
 def _together(count: int) -> int:
     """How many of so many points are computed side by side; a rest would be compiled anew."""
     return max(size for size in range(1, 33) if count % size == 0)
-
-
-def is_linear_gaussian(model: MixedModel, phi: PyTree, effects: int, rows: Rows) -> bool:
-    """Whether outcomes are Gaussian with a mean that is linear in the coefficients and effects and
-    one noise for all rows.
-
-    Found out by trying: the mean of the sum of two random parameters must be the sum of means.
-    """
-    if model.law is not None:
-        return False
-    flat, unravel = ravel_pytree(phi)
-    random = np.random.default_rng(0)
-
-    def shape_of(v, z, x):
-        return model.predictive(unravel(v), z, x)
-
-    try:
-        one = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((3, *leaf.shape[1:]), leaf.dtype), rows
-        )
-        shape = jax.eval_shape(shape_of, flat, jnp.zeros(effects, flat.dtype), one.x)
-    except (ValueError, TypeError):  # it predicts nothing
-        return False
-    if not isinstance(shape, Normal) or shape.mean.shape != (3,):
-        return False
-    with jax.ensure_compile_time_eval():
-        x = jax.tree.map(
-            lambda leaf: jnp.asarray(random.normal(size=leaf.shape)).astype(leaf.dtype), one.x
-        )
-
-        def at(v, z) -> Any:
-            dtype = flat.dtype
-            return model.predictive(unravel(jnp.asarray(v, dtype)), jnp.asarray(z, dtype), x)
-
-        def drawn():
-            return random.normal(size=flat.size) / 2, random.normal(size=effects) / 2
-
-        (v, z), (w, u) = drawn(), drawn()
-        together, first, second, none = at(v + w, z + u), at(v, z), at(w, u), at(0 * v, 0 * z)
-        bent = together.mean - first.mean - second.mean + none.mean
-        linear = np.allclose(bent, 0, atol=1e-4 * float(np.max(np.abs(together.mean)) + 1))
-        plain = np.allclose(first.scale, first.scale[0], rtol=1e-6)
-        y = jnp.asarray(random.normal(size=3)).astype(rows.y.dtype)
-        given = model.log_likelihood(
-            unravel(jnp.asarray(v, flat.dtype)), jnp.asarray(z, flat.dtype), Rows(x, y)
-        )
-        plain = plain and np.allclose(given, first.log_prob(y), rtol=1e-4, atol=1e-4)
-        return bool(linear and plain and np.allclose(at(v, u).scale, first.scale, rtol=1e-6))

@@ -3,25 +3,38 @@ warnings where the data do not determine a parameter.
 """
 
 import warnings
-from functools import partial
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 from jaxtyping import Array, Key, PyTree
 
-from covey.algorithms.marginal_client import Points, coefficients_of, is_linear_gaussian
-from covey.algorithms.marginal_law import Law
+from covey.algorithms.marginal_client import Points, coefficients_of
+from covey.algorithms.marginal_law import Law, flattened
 from covey.algorithms.marginal_parameters import (
+    WEAK,
+    Coordinates,
     Settings,
     described,
     is_regression,
     labels_of,
-    log_prior,
     logarithms,
 )
-from covey.algorithms.marginal_state import Published, State, at_zero, spread_of, theta_of
+from covey.algorithms.marginal_products import is_linear_gaussian
+from covey.algorithms.marginal_state import (
+    Published,
+    State,
+    at_zero,
+    log_prior_at,
+    spread_of,
+    theta_like,
+    theta_of,
+)
 from covey.core.algorithm import Ask
 from covey.core.labels import value_names
 from covey.core.shard import Spec
@@ -30,6 +43,7 @@ from covey.models.predictive import Normal
 
 _LOOSE = 0.05  # standard errors that an estimate moves along a direction that is flat
 _RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
+_RIDGE = 10.0  # times its own size that the standard error of a deviation may be
 _OFF = 0.03  # standard errors that rounding may move the estimates without a warning
 _SENT = 2000  # draws of the posterior that clients predict with
 
@@ -77,7 +91,7 @@ def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
     """Draws of the parameters as users know them; NaN where the data do not determine one, and
     everywhere while the maximum is not found.
     """
-    drawn = jax.jit(jax.vmap(law.describe))(jnp.asarray(law.points(key, count), float))
+    drawn = law.described(law.points(key, count))
     bad = np.isin(law.names, law.unknown) | (not law.settled)
     parts = np.array([name.partition("[")[0] for name in law.names])
     masks = {name: bad[parts == name] for name in drawn}
@@ -87,29 +101,35 @@ def draw_law(key: Key[Array, ""], law: Law, count: int) -> PyTree:
     }
 
 
-def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
-    coordinates, unit = settings.coordinates, state.unit
+@lru_cache(maxsize=64)  # programs are compiled once per method, not once per run; likewise below
+def _describe_of(settings: Settings) -> Callable[..., dict[str, Array]]:
+    def describe(phi, unit, flat):
+        theta = theta_like(phi, unit, settings.coordinates, flat.astype(jnp.zeros(()).dtype))
+        return described(settings.model, settings.coordinates, theta, unit)
 
-    def describe(flat):
-        theta = theta_of(state, coordinates, flat.astype(state.climb.point.dtype))
-        return described(settings.model, coordinates, theta, unit)
+    return describe
 
-    def flattened(flat):
-        known = describe(flat)
-        return jnp.concatenate([jnp.reshape(known[name], -1) for name in known])
 
-    order: list[str] = []  # of what is described; a dictionary that leaves a program is sorted
+@lru_cache(maxsize=64)
+def _maximum_of(settings: Settings) -> Callable[..., tuple]:
+    """(state) -> the described parameters, flattened as well, with their derivatives; the spread,
+    and which deviations are 0. One program in place of many small ones.
+    """
+    coordinates = settings.coordinates
 
-    @jax.jit  # one program in place of many small ones
     def at(state):
+        describe = partial(_describe_of(settings), state.phi, state.unit)
         point = state.climb.point
-        known = describe(point)
-        order.extend(known)
-        parts = known, flattened(point), jax.jacobian(flattened)(point)
+        known = OrderedDict(describe(point))  # a plain one that leaves a program is sorted
+        parts = known, flattened(describe, point), jax.jacobian(partial(flattened, describe))(point)
         return *parts, spread_of(state, coordinates), at_zero(state, coordinates)
 
-    found, values, jacobian, spread, at_bound = jax.device_get(at(state))
-    found = {name: found[name] for name in order}
+    return jax.jit(at)
+
+
+def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
+    coordinates, unit = settings.coordinates, state.unit
+    found, values, jacobian, spread, at_bound = jax.device_get(_maximum_of(settings)(state))
     names = value_names(found, labels_of(settings.model, spec))
     spread, jacobian = np.asarray(spread, float), np.asarray(jacobian, float)
     theta = theta_of(state, coordinates, state.climb.point)
@@ -121,7 +141,7 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         estimate=settings.estimate,
         point=np.asarray(state.climb.point, float),
         spread=spread,
-        describe=describe,
+        describe=Partial(_describe_of(settings), state.phi, unit),
         names=names,
         unknown=(),
         zero=(),
@@ -136,12 +156,28 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         moved = np.abs(jacobian @ flat).max(1, initial=0.0)
         known = np.sqrt(np.sum((jacobian @ spread) ** 2, axis=1))
         loose = ~(moved <= _LOOSE * known) & (moved != 0)
+        loose |= _far_too_loose(state, values, known, names)
     entries = coordinates.size(len(unit))
     zero = at_bound[-entries:] if entries else None
     none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
     return law._replace(
         unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
     )
+
+
+def _far_too_loose(
+    state: State, values: np.ndarray, error: np.ndarray, names: tuple[str, ...]
+) -> np.ndarray:
+    """Which deviations of noise and effects have standard errors of many times what they are and
+    what they could be: with one row per client, say, only the sum of both variances is known.
+    Newton's method follows such a ridge, and rounding gives it some curvature.
+    """
+    kind = np.array([name.partition("[")[0] for name in names])
+    possible = np.abs(values)
+    own = np.asarray(state.scales.effects, float) / WEAK
+    if np.sum(kind == "sd") == len(own):
+        possible[kind == "sd"] = np.maximum(possible[kind == "sd"], own)
+    return np.isin(kind, ("noise", "sd")) & ~(error <= _RIDGE * possible)
 
 
 def _orthogonal(spread: np.ndarray, parts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -172,20 +208,20 @@ def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
     return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
 
 
+@lru_cache(maxsize=64)
+def _priors_of(settings: Settings) -> Callable[[State, Array], Array]:
+    """(state, points) -> the log prior density of each."""
+    return jax.jit(jax.vmap(partial(log_prior_at, settings), in_axes=(None, 0)))
+
+
 def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted:
     """Weighted points of the posterior."""
     theta = theta_of(state, settings.coordinates, state.climb.point)
-
-    def log_prior_at(flat):
-        at = theta_of(state, settings.coordinates, flat.astype(state.climb.point.dtype))
-        where = (settings.model, settings.coordinates, settings.prior)
-        return log_prior(*where, at, state.unit, state.scales)
-
-    priors = jax.jit(jax.vmap(log_prior_at))
+    priors = _priors_of(settings)
 
     def log_density(points):
         sent = Points(theta, state.unit, jnp.asarray(points, float))
-        return np.asarray(ask("gains", sent), float) + np.asarray(priors(sent.points), float)
+        return np.asarray(ask("gains", sent), float) + np.asarray(priors(state, sent.points), float)
 
     sample = importance_sample(
         log_density,
@@ -250,8 +286,11 @@ def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
     if law.unknown:
         warnings.warn(
             f"marginal: the data do not determine {_some(law.unknown)}: these columns are "
-            "collinear, or two deviations of effects cannot be told apart. Leave one out, or give "
-            "prior= a standard deviation of the weights; until then they are NaN",
+            "collinear, or two deviations, of noise and effects, cannot be told apart. Leave one "
+            "out, or give prior= a standard deviation of the weights; until then they are NaN. "
+            "Where columns are only nearly collinear, e.g. far from 0 compared with their spread, "
+            "all others are estimated as if one were left out: centre and scale them, e.g. by "
+            "data.standardised()",
             stacklevel=3,
         )
     for name in law.zero:
@@ -280,7 +319,7 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     if isinstance(shape, Normal) or settings.model.coefficients is None:
         return []
     flat = np.asarray(state.climb.point, float)[: len(logarithms(theta.phi))]
-    spread = jax.jit(partial(spread_of, coordinates=settings.coordinates))(state)
+    spread = _spread_of(settings.coordinates)(state)
     error = np.sqrt(np.sum(np.asarray(spread, float) ** 2, axis=1))
     scale = np.asarray(state.scales.phi, float) / 2.5
     size = np.abs(flat) / np.where(np.isfinite(scale), scale, 1.0)
@@ -296,6 +335,11 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     names = value_names(marked, labels_of(settings.model, spec))
     changed = [np.ravel(marked[name] != without[name]) for name in marked]
     return [name for name, is_so in zip(names, np.concatenate(changed), strict=True) if is_so]
+
+
+@lru_cache(maxsize=64)
+def _spread_of(coordinates: Coordinates) -> Callable[[State], Array]:
+    return jax.jit(partial(spread_of, coordinates=coordinates))
 
 
 def _some(names: tuple[str, ...]) -> str:

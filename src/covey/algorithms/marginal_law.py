@@ -1,12 +1,14 @@
 """The distribution of the parameters of a marginal likelihood: estimates, errors, draws."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
 from covey.algorithms.marginal_client import LeftOut
@@ -184,9 +186,8 @@ class Law(NamedTuple):
 
         if self.sample is not None:
             return self._posterior_table(probability)
-        point, flatten = jnp.asarray(self.point), self._flatten
-        estimate = np.asarray(flatten(point), float)
-        jacobian = np.asarray(jax.jacobian(flatten)(point), float)
+        found = _with_derivatives(self._describe, jnp.asarray(self.point))
+        estimate, jacobian = (np.asarray(part, float) for part in found)
         se = np.sqrt(np.sum((jacobian @ self.spread) ** 2, axis=1))
         width = norm.ppf(0.5 + probability / 2)
         kind = np.array([name.partition("[")[0] for name in self.names])
@@ -205,7 +206,8 @@ class Law(NamedTuple):
 
     def _posterior_table(self, probability: float) -> pd.DataFrame:
         assert self.sample is not None
-        values = np.asarray(jax.vmap(self._flatten)(jnp.asarray(self.sample.points)), float)
+        drawn = _each_flattened(self._describe, jnp.asarray(self.sample.points))
+        values = np.asarray(drawn, float)
         weights = self.sample.weights
         mean = weights @ values
         ends = []
@@ -218,9 +220,41 @@ class Law(NamedTuple):
         columns = {"mean": mean, "sd": sd, "lower": ends[0], "upper": ends[1]}
         return pd.DataFrame(columns, index=pd.Index(self.names, name="parameter"))
 
-    def _flatten(self, flat: Float[Array, " k"]) -> Float[Array, " values"]:
-        found = self.describe(flat)
-        return jnp.concatenate([jnp.reshape(found[name], -1) for name in found])
+    @property
+    def _describe(self) -> Partial:
+        """`describe` as an argument of a program."""
+        return self.describe if isinstance(self.describe, Partial) else Partial(self.describe)
+
+    def described(self, points: Float[np.ndarray, "points k"]) -> dict[str, Array]:
+        """Flattened parameters as users know them, on the leading axis."""
+        return _each_described(self._describe, jnp.asarray(points, float))
+
+
+def flattened(
+    describe: Callable[[Float[Array, " k"]], dict[str, Array]], flat: Float[Array, " k"]
+) -> Float[Array, " values"]:
+    """The described values one after the other."""
+    found = describe(flat)
+    return jnp.concatenate([jnp.reshape(found[name], -1) for name in found])
+
+
+# `describe` is an argument, so that laws of one method share these programs.
+@jax.jit
+def _each_described(describe: Partial, points: Float[Array, "points k"]) -> dict[str, Array]:
+    return jax.vmap(describe)(points)
+
+
+@jax.jit
+def _each_flattened(
+    describe: Partial, points: Float[Array, "points k"]
+) -> Float[Array, "points v"]:
+    return jax.vmap(partial(flattened, describe))(points)
+
+
+@jax.jit
+def _with_derivatives(describe: Partial, flat: Float[Array, " k"]) -> tuple[Array, Array]:
+    function = partial(flattened, describe)
+    return function(flat), jax.jacobian(function)(flat)
 
 
 def _curves(kind: np.ndarray, estimate: np.ndarray):

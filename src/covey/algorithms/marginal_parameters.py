@@ -3,6 +3,7 @@ coordinates that suit Newton's method; their description and their prior.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -22,7 +23,7 @@ Estimate: TypeAlias = Literal["ml", "reml", "posterior"]
 LogPrior: TypeAlias = Callable[[dict[str, Array]], Float[Array, ""]]
 
 POSITIVE = ("noise", "dispersion", "group_deviation")  # described values with a logarithm in phi
-_WEAK = 2.5  # weakly informative standard deviations, in units that the data give
+WEAK = 2.5  # weakly informative standard deviations, in units that the data give
 _FREEDOM = 3.0  # degrees of freedom of the half Student t prior of the effects' deviations
 _CONCENTRATION = 2.0  # of the LKJ prior of their correlations
 
@@ -160,7 +161,11 @@ def as_mixed(model: Model | MixedModel) -> MixedModel:
                 "is integrated here; use fedpop"
             )
         return model
+    return _without_effects(model)
 
+
+@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
+def _without_effects(model: Model) -> MixedModel:
     def named(params, z):
         if isinstance(params, (Linear, Noisy)):
             found = {"intercept": params.bias, "weights": params.weight}
@@ -268,8 +273,8 @@ def default_scales(
     """
     flat = named(phi, "bias") | logarithms(phi)
     return Scales(
-        jnp.where(flat, jnp.inf, _WEAK * jnp.sqrt(per_weight)),
-        _WEAK * spread / jnp.sqrt(mean_square),
+        jnp.where(flat, jnp.inf, WEAK * jnp.sqrt(per_weight)),
+        WEAK * spread / jnp.sqrt(mean_square),
     )
 
 

@@ -1,4 +1,4 @@
-"""The rounds of `covey.marginal`: what a client sends, and what the server makes of the sums."""
+"""The rounds of `covey.marginal`: what the server sends, and what it makes of the sums."""
 
 from functools import partial
 from typing import NamedTuple
@@ -7,89 +7,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
+from covey.algorithms.marginal_answers import Down, Up
 from covey.algorithms.marginal_checks import check_fit
-from covey.algorithms.marginal_client import (
-    Information,
-    client_rows,
-    client_term,
-    coefficients_of,
-    information_jet,
-    jet_and_gain,
-)
+from covey.algorithms.marginal_client import Information, coefficients_of
 from covey.algorithms.marginal_parameters import (
     Scales,
     Settings,
     Theta,
     default_scales,
-    log_prior,
     logarithms,
 )
-from covey.algorithms.marginal_start import Moments, moments, start
-from covey.algorithms.marginal_state import State, limited, theta_of
+from covey.algorithms.marginal_start import Moments, start
+from covey.algorithms.marginal_state import State, limited, log_prior_at, theta_of
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Empty, Local
-from covey.core.shard import Batch, Shard, Spec
+from covey.core.algorithm import Aggregate, Empty
+from covey.core.shard import Spec
 from covey.kernels.laplace import Jet, jet
 from covey.kernels.newton import begin, climb
 from covey.kernels.precision import in_double
-from covey.kernels.triangle import packed, unpacked
+from covey.kernels.triangle import unpacked
 
-_BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
 MOST_ROUNDS = 100  # after which a run gives up
 _START = 0.5  # deviations of effects at the start, in units of the linear predictor
-
-
-class Down(NamedTuple):
-    """What clients of a round are sent.
-
-    Attributes:
-        trial: The parameters to evaluate.
-        point: Those to compare with.
-        frame: The directions that derivatives are taken in.
-        unit: Units of the effects.
-        level: Log-likelihood of an average row, which values are sent without.
-        basis: Columns that make the design well conditioned, for REML.
-        round: Rounds so far.
-    """
-
-    trial: Theta
-    point: Theta
-    frame: Float[Array, "k k"]
-    unit: Float[Array, " q"]
-    level: Float[Array, ""]
-    basis: Float[Array, "p p"] | Empty
-    round: Int[Array, ""]
-
-
-class Up(NamedTuple):
-    """A client's terms of the sums.
-
-    Attributes:
-        value: Its log marginal likelihood at the trial point, minus the level for each row: what is
-            left is small, so that sums of float32 numbers are precise. First round:
-            `Moments.squares`.
-        gain: The value minus that at the best point.
-        rows: Its number of rows. First round: `Moments.weight`.
-        gradient: In the frame. First round: `Moments.score`.
-        hessian: In the frame, its upper triangle. First round: `Moments.information`, and
-            `Moments.effects` on the diagonal.
-        information: X'V^-1 X with derivatives, for REML.
-    """
-
-    value: Float[Array, ""]
-    gain: Float[Array, ""]
-    rows: Float[Array, ""]
-    gradient: Float[Array, " k"]
-    hessian: Float[Array, " pairs"]
-    information: Information | Empty
-
-
-class ClientInfo(NamedTuple):
-    """The negative log marginal likelihood per row."""
-
-    train_loss: Float[Array, ""]
 
 
 class Info(NamedTuple):
@@ -145,72 +86,6 @@ def broadcast(settings: Settings, state: State) -> Down:
     )
     frame = state.climb.frame
     return Down(trial, point, frame, state.unit, state.level, state.basis, state.round)
-
-
-def client(settings: Settings, key, down: Down, state: Empty, data: Shard) -> Local:
-    """A client's round: terms of the start in the first, derivatives in all others."""
-    batch = client_rows(data, settings.min_rows)
-    up, loss = in_double(_first_or_later_terms, settings)(down, batch)
-    return Local(up, Empty(), ClientInfo(loss / jnp.maximum(data.count, 1)))
-
-
-def _first_or_later_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
-    first, later = partial(_first_terms, settings), partial(_terms, settings)
-    return jax.lax.cond(down.round == 0, first, later, down, batch)
-
-
-def _first_terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
-    """A client's terms of the start."""
-    model, coordinates, effects = settings.model, settings.coordinates, len(down.unit)
-    none = jnp.zeros(effects)
-    of = moments(model, down.trial.phi, none, batch.rows, batch.mask)
-    of = of._replace(effects=of.effects[: len(coordinates.diagonal(effects))])
-    shared, size = len(of.score), len(down.frame)
-    entry = shared + coordinates.diagonal(effects)
-    hessian = jnp.zeros((size, size)).at[:shared, :shared].set(of.information)
-    hessian = hessian.at[entry, entry].set(of.effects)
-    each = model.log_likelihood(down.trial.phi, none, batch.rows)
-    information: Information | Empty = Empty()
-    if isinstance(down.basis, jax.Array):
-        (beta, others), zeros = coefficients_of(down.trial), jnp.zeros
-        p, m = (count * (count + 1) // 2 for count in (len(beta), len(others)))
-        information = Information(zeros(p), zeros((p, len(others))), zeros((p, m)))
-    up = Up(
-        of.squares,
-        jnp.zeros(()),
-        of.weight,
-        jnp.zeros(size).at[:shared].set(of.score),
-        packed(hessian),
-        information,
-    )
-    return up, -jnp.sum(jnp.where(batch.mask, each, 0.0))
-
-
-def _terms(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]:
-    """A client's marginal likelihood with derivatives. A likelihood that is not finite is reported
-    as a bad step, not as a failure; at the start, where there is no step to take back, as it is.
-    """
-    term = client_term(settings, down.trial, down.unit, batch)
-    (trial, _), (point, _) = ravel_pytree(down.trial), ravel_pytree(down.point)
-    found, gain = jet_and_gain(term, trial, point)
-    information: Information | Empty = Empty()
-    if isinstance(down.basis, jax.Array):
-        information = information_jet(term, down.trial, trial, down.basis)
-    rows = jnp.sum(batch.mask, dtype=float)
-    up = Up(
-        found.value - down.level * rows,
-        gain,
-        rows,
-        down.frame.T @ found.gradient,
-        packed(down.frame.T @ found.hessian @ down.frame),
-        information,
-    )
-    # Also finite once they are sent in single precision.
-    sizes = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in jax.tree.leaves(up)]
-    good = tree.is_finite(up) & (jnp.stack(sizes).max() < -_BAD)
-    refused = jax.tree.map(jnp.zeros_like, up)._replace(gain=jnp.asarray(_BAD), rows=up.rows)
-    up = tree.where(good | (down.round == 1), up, refused)
-    return up, jnp.where(good, -found.value, -_BAD)
 
 
 def server(settings: Settings, key, state: State, aggregate: Aggregate) -> tuple[State, Info]:
@@ -297,7 +172,7 @@ def _stepped(
 ) -> State:
     """A step of Newton's method, with what the prior and REML add to the sums."""
     coordinates, at, first = settings.coordinates, state.climb, state.round == 1
-    prior = jet(partial(_log_prior_at, settings, state), at.trial)
+    prior = jet(partial(log_prior_at, settings, state), at.trial)
     theta = theta_of(state, coordinates, at.trial)
     restriction = _restriction(theta, state.basis, sums.information, len(at.point))
     added = jax.tree.map(jnp.add, prior, restriction)
@@ -329,12 +204,6 @@ def _stepped(
         round=state.round + 1,
         waited=jnp.zeros_like(state.waited),
     )
-
-
-def _log_prior_at(settings: Settings, state: State, flat: Float[Array, " k"]) -> Float[Array, ""]:
-    theta = theta_of(state, settings.coordinates, flat)
-    model, coordinates = settings.model, settings.coordinates
-    return log_prior(model, coordinates, settings.prior, theta, state.unit, state.scales)
 
 
 def _restriction(theta: Theta, basis: Array | Empty, of: Information | Empty, size: int) -> Jet:

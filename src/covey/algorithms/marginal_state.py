@@ -7,7 +7,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, logarithms
+from covey.algorithms.marginal_parameters import (
+    Coordinates,
+    Scales,
+    Settings,
+    Theta,
+    log_prior,
+    logarithms,
+)
 from covey.core.algorithm import Empty
 from covey.kernels.newton import Climb
 
@@ -73,8 +80,22 @@ class Published(NamedTuple):
 
 def theta_of(state: State, coordinates: Coordinates, flat: Float[Array, " k"]) -> Theta:
     """The flattened parameters as a tree."""
-    entries = jnp.zeros(coordinates.size(len(state.unit)), flat.dtype)
-    return ravel_pytree(Theta(state.phi, entries))[1](flat)
+    return theta_like(state.phi, state.unit, coordinates, flat)
+
+
+def theta_like(
+    phi: PyTree, unit: Float[Array, " q"], coordinates: Coordinates, flat: Float[Array, " k"]
+) -> Theta:
+    """The flattened parameters as a tree: phi like this one, and the covariance of the effects."""
+    entries = jnp.zeros(coordinates.size(len(unit)), flat.dtype)
+    return ravel_pytree(Theta(phi, entries))[1](flat)
+
+
+def log_prior_at(settings: Settings, state: State, flat: Float[Array, " k"]) -> Float[Array, ""]:
+    """The log prior density of the flattened parameters; see `log_prior`."""
+    theta = theta_of(state, settings.coordinates, flat)
+    model, coordinates = settings.model, settings.coordinates
+    return log_prior(model, coordinates, settings.prior, theta, state.unit, state.scales)
 
 
 def limited(phi: PyTree, coordinates: Coordinates, effects: int) -> Bool[np.ndarray, " k"]:

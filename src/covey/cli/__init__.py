@@ -12,6 +12,8 @@ import typer
 
 from covey.cli import (
     demonstrating,
+    deploy_demo,
+    deploying,
     fitting,
     listing,
     posteriors,
@@ -19,6 +21,7 @@ from covey.cli import (
     reporting,
     reproducing,
     running,
+    site,
 )
 from covey.cli.consoles import console, show_warning
 
@@ -30,7 +33,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+deploy_app = typer.Typer(
+    help="A study between organisations: kits, server, sites, coordinator.", no_args_is_help=True
+)
 privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_is_help=True)
+site_app = typer.Typer(help="For the owner of a site of a study.", no_args_is_help=True)
 
 # Every command is a function of the file of its group, and one line here, in the order of
 # `covey --help`.
@@ -46,8 +53,21 @@ app.command("list")(listing.list_command)
 app.command("reproduce")(reproducing.reproduce_command)
 app.command("results")(reproducing.results_command)
 app.command("demo")(demonstrating.demo_command)
+deploy_app.command("init")(deploying.init_command)
+deploy_app.command("server")(deploying.server_command)
+deploy_app.command("site")(deploying.site_command)
+deploy_app.command("run")(deploying.run_command)
+deploy_app.command("fit")(deploying.fit_command)
+deploy_app.command("status")(deploying.status_command)
+deploy_app.command("resume")(deploying.resume_command)
+deploy_app.command("stop")(deploying.stop_command)
+deploy_app.command("demo")(deploy_demo.demo_command)
+app.add_typer(deploy_app, name="deploy")
 privacy_app.command("plan")(privacy.plan_command)
 app.add_typer(privacy_app, name="privacy")
+site_app.command("check")(site.check_command)
+site_app.command("approve")(site.approve_command)
+app.add_typer(site_app, name="site")
 
 
 def main() -> None:

@@ -105,11 +105,6 @@ def predict_command(
         from covey.fitting.store import load_fit
 
         found = load_fit(folder)
-        if client is not None and client not in found.clients:
-            raise ValueError(
-                f"there is no site {client!r}; sites are {', '.join(found.clients)}; leave "
-                "--client out for a new site"
-            )
         predictions = found.predict(table, client, new_levels=new_levels)
         if out is None:
             _print_table(predictions.head(_SHOWN))

@@ -22,7 +22,7 @@ def report_command(
         typer.Option(
             "--data",
             metavar="PLACE",
-            help="The sites' tables of a fit, as for `covey fit`, for sections on predictions.",
+            help="The sites' tables of a fit; those that it was fitted to, where they still are.",
         ),
     ] = None,
     serve: Annotated[
@@ -83,12 +83,14 @@ def _write(directory: Path, path: Path, data: Path | None) -> None:
 def _write_fit(directory: Path, path: Path, data: Path | None) -> None:
     from covey.fitting.store import load_fit
 
-    if data is None and path == directory / "report.html" and path.exists():
-        _note("the page is as the fit left it; --data PLACE, the sites' tables, makes it anew")
-        return
-    if data is None:
-        _note("without the sites' tables (--data) there are no sections on predictions")
-    load_fit(directory, data=data).report(path)
+    found = load_fit(directory, data=data)
+    place = found.stored.get("place")
+    if data is None and place is not None and Path(place).exists():
+        found.all_tables()  # where the fit has read them
+    elif data is None:
+        gone = "" if place is None else f": {place} is not there any more"
+        _note(f"without the sites' tables (--data) there are no sections on predictions{gone}")
+    found.report(path)
 
 
 def _note(text: str) -> None:

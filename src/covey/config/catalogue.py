@@ -7,10 +7,13 @@ import numpy as np
 
 from covey.algorithms.apfl import apfl
 from covey.algorithms.clustered import clustered
+from covey.algorithms.dg_lmc import dg_lmc
+from covey.algorithms.ditto import ditto
 from covey.algorithms.em import em
 from covey.algorithms.fald import fald
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedavg_plus import fedavg_plus
+from covey.algorithms.fedbe import fedbe
 from covey.algorithms.fedem import fedem
 from covey.algorithms.fedmissem import fedmissem
 from covey.algorithms.fedpa import fedpa
@@ -18,11 +21,21 @@ from covey.algorithms.fedper import fedper
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedprox import fedprox
 from covey.algorithms.fedrep import fedrep
+from covey.algorithms.fsgld import fsgld
+from covey.algorithms.l2gd import l2gd
+from covey.algorithms.lg_fedavg import lg_fedavg
 from covey.algorithms.local import local
 from covey.algorithms.marginal import marginal
 from covey.algorithms.mb_sgd import mb_sgd
+from covey.algorithms.mime import mime
+from covey.algorithms.mimelite import mimelite
 from covey.algorithms.mixture import mixture
+from covey.algorithms.mocha import mocha
+from covey.algorithms.per_fedavg import per_fedavg
 from covey.algorithms.pfedme import pfedme
+from covey.algorithms.qlsd import qlsd
+from covey.algorithms.qlsd_plus import qlsd_plus
+from covey.algorithms.scaffold import scaffold
 from covey.algorithms.vr_fedem import vr_fedem
 from covey.channel import CHANNELS as CODECS
 from covey.config.options import Factory
@@ -57,6 +70,19 @@ METHODS: dict[str, Factory] = {
     "clustered": clustered,
     "pfedme": pfedme,
     "vr_fedem": vr_fedem,
+    "scaffold": scaffold,
+    "mime": mime,
+    "mimelite": mimelite,
+    "ditto": ditto,
+    "l2gd": l2gd,
+    "per_fedavg": per_fedavg,
+    "lg_fedavg": lg_fedavg,
+    "mocha": mocha,
+    "qlsd": qlsd,
+    "qlsd_plus": qlsd_plus,
+    "fsgld": fsgld,
+    "fedbe": fedbe,
+    "dg_lmc": dg_lmc,
 }
 
 

@@ -9,6 +9,7 @@ its weight. Where messages are lost at random, engines scale the sums by contact
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -67,16 +68,15 @@ def full() -> Scheme:
         >>> cohort.weight.tolist()
         [1.0, 1.0, 1.0]
     """
+    return lambda counts: _everyone(len(counts))
 
-    def scheme(counts: np.ndarray) -> Sampler:
-        population = len(counts)
 
-        def sample(key, t):
-            return Cohort(jnp.arange(population), jnp.ones(population, bool), jnp.ones(population))
+@lru_cache(maxsize=64)  # the same function for the same population, so that programs are shared
+def _everyone(population: int) -> Sampler:
+    def sample(key, t):
+        return Cohort(jnp.arange(population), jnp.ones(population, bool), jnp.ones(population))
 
-        return Sampler(population, sample)
-
-    return scheme
+    return Sampler(population, sample)
 
 
 def bernoulli(probability: float | np.ndarray) -> Scheme:

@@ -4,6 +4,7 @@ A key is never split by a client's position in a batch and never stored in state
 the same values on every engine, for every chunk size, and after a resume.
 """
 
+import hmac
 import secrets
 from enum import IntEnum
 from typing import TypeAlias
@@ -66,9 +67,8 @@ def secret_key() -> Key[Array, ""]:
     """A key from this machine's entropy, which nobody who knows the run's seed can derive.
 
     For noise that a deployed client must keep to itself: noise from a key that the server knows
-    can be subtracted. It is drawn anew at each start and never stored: with a stored key, two
-    different broadcasts of one round would be answered with the same noise, and their difference
-    would show the data without any.
+    can be subtracted. The key of an answer is `message_key` of the broadcast: with one key for
+    every broadcast of a round, the difference of two answers would show the data without any noise.
 
     Returns:
         A threefry key.
@@ -78,6 +78,33 @@ def secret_key() -> Key[Array, ""]:
         False
     """
     return _key_of_words(np.frombuffer(secrets.token_bytes(8), np.uint32))
+
+
+def message_key(secret: Key[Array, ""], *message: bytes) -> Key[Array, ""]:
+    """The key of one answer: a keyed hash of everything that the answer depends on.
+
+    Two different broadcasts get keys that have nothing to do with each other, whatever rounds and
+    epochs they claim to be of, and even at a site whose store was put back to an earlier time. So
+    the same noise is never sent with two broadcasts. The same message gets the same key.
+
+    Args:
+        secret: Key that only the site knows, from `secret_key`.
+        message: The message that is answered, and the state that it is answered from.
+
+    Returns:
+        A threefry key: 8 bytes of the HMAC-SHA-256 of the message.
+
+    Example:
+        >>> secret = root_key(7)
+        >>> one, other = message_key(secret, b"round 1"), message_key(secret, b"round 2")
+        >>> bool(jnp.any(jax.random.key_data(one) != jax.random.key_data(other)))
+        True
+    """
+    code = hmac.new(np.asarray(jax.random.key_data(secret)).tobytes(), digestmod="sha256")
+    for part in message:
+        code.update(len(part).to_bytes(8, "little"))
+        code.update(part)
+    return _key_of_words(np.frombuffer(code.digest()[:8], np.uint32))
 
 
 def key_for(

@@ -19,7 +19,8 @@ from jaxtyping import PyTree
 from covey.core import tree
 
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16"
-_DTYPES = tuple(np.dtype(name) for name in _NAMES.split())
+DTYPES = tuple(_NAMES.split())  # of arrays that can be sent
+_DTYPES = tuple(map(np.dtype, DTYPES))
 _WORD = struct.Struct("<I")
 _OVERHEAD = 2 * _WORD.size
 _FORMAT = "covey 2"
@@ -31,15 +32,17 @@ class WireError(ValueError):
     """Bytes that cannot be read: cut short, changed on the way, or of another method or model."""
 
 
-def pack(value: PyTree) -> bytes:
+def pack(value: PyTree, *, checksum: bool = True) -> bytes:
     """Turn a tree of arrays into bytes that `unpack` can check.
 
     Args:
         value: Tree of arrays, on the host or on a device; Python scalars become JAX's default
             types.
+        checksum: Whether to add one; it can be left out inside of an envelope, which has its own.
 
     Returns:
-        The message: the values as they lie in memory (little-endian) and 8 bytes more.
+        The message: the values as they lie in memory (little-endian) and 8 bytes more, or 4
+        without a checksum.
 
     Raises:
         TypeError: an array has a type that is not allowed, such as object.
@@ -57,10 +60,10 @@ def pack(value: PyTree) -> bytes:
         for leaf, array in zip(jax.tree.leaves(value), arrays, strict=True)
     ]
     body = b"".join([_WORD.pack(_identity(arrays)), *parts])
-    return body + _WORD.pack(zlib.crc32(body))
+    return body + _WORD.pack(zlib.crc32(body)) if checksum else body
 
 
-def unpack(data: bytes, like: PyTree) -> PyTree:
+def unpack(data: bytes, like: PyTree, *, checksum: bool = True) -> PyTree:
     """Read a message that `pack` made, and check it against what is expected.
 
     Args:
@@ -68,6 +71,7 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
         like: Tree of arrays, or of their shapes and types, that the message should hold. Axes of
             length -1 may have any length, the same for all of them: it follows from the length
             of the message.
+        checksum: Whether the message has one.
 
     Returns:
         The tree of `like` with the values of the message, as read-only numpy arrays.
@@ -87,10 +91,10 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
         raise WireError(
             "the bytes are in format 1, of an earlier version of Covey; this version reads format 2"
         )
-    if len(data) < _OVERHEAD:
+    if len(data) < (_OVERHEAD if checksum else _WORD.size):
         raise WireError(f"{len(data)} bytes are too few for a message")
-    body = memoryview(data)[: -_WORD.size]
-    if zlib.crc32(body) != _WORD.unpack(data[-_WORD.size :])[0]:
+    body = memoryview(data)[: -_WORD.size] if checksum else memoryview(data)
+    if checksum and zlib.crc32(body) != _WORD.unpack(data[-_WORD.size :])[0]:
         raise WireError(
             f"the checksum of {len(data)} bytes does not match: "
             "they were cut short or changed on the way"
@@ -112,11 +116,12 @@ def unpack(data: bytes, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def size(value: PyTree) -> int:
+def size(value: PyTree, *, checksum: bool = True) -> int:
     """The bytes of a message, found without packing it.
 
     Args:
         value: Tree of arrays, or of their shapes and types (`jax.eval_shape`).
+        checksum: Whether the message has one.
 
     Returns:
         `len(pack(value))`.
@@ -125,7 +130,8 @@ def size(value: PyTree) -> int:
         >>> size({"mean": jax.ShapeDtypeStruct((10, 20), np.float32)})
         808
     """
-    return _OVERHEAD + sum(array.bytes for array in _arrays(value))
+    overhead = _OVERHEAD if checksum else _WORD.size
+    return overhead + sum(array.bytes for array in _arrays(value))
 
 
 class _Array(NamedTuple):

@@ -16,6 +16,7 @@ from jaxtyping import Int64, PyTree, Shaped
 from covey.core.shard import Shard, Spec, whole
 from covey.data import assembly
 from covey.data.division import Split, split_index
+from covey.data.roster import Roster, find_client
 from covey.data.scaling import Scaling
 from covey.data.shuffling import ranges
 
@@ -51,6 +52,18 @@ class ClientRows:
     def clients(self) -> int:
         """Number of clients."""
         return len(self.ids)
+
+    @property
+    def roster(self) -> Roster:
+        """The clients without their rows: names, ids, counts and shapes.
+
+        Example:
+            >>> import covey
+            >>> covey.load("heart_disease").roster.counts("train").tolist()
+            [303, 294, 123, 200]
+        """
+        spec = self.spec._replace(first_row=self.first_row)
+        return Roster(self.ids, self.names, np.diff(self.bounds, axis=1), spec, self.scaling)
 
     def starts(self, split: Split) -> Int64[np.ndarray, " clients"]:
         """Index of the first row of a split, for each client.
@@ -114,18 +127,7 @@ class ClientRows:
             >>> covey.load("heart_disease").position_of("va")
             3
         """
-        if isinstance(client, str) and self.names is not None:
-            found = np.flatnonzero(np.asarray(self.names) == client)
-        elif isinstance(client, str):
-            found = np.flatnonzero(self.ids == (int(client) if client.isdecimal() else -1))
-        else:
-            found = np.flatnonzero(self.ids == client)
-        if not found.size:
-            some = ", ".join(self.name_of(position) for position in range(min(5, self.clients)))
-            raise ValueError(
-                f"there is no client {client!r} among the {self.clients} clients {some}, ..."
-            )
-        return int(found[0])
+        return find_client(client, self.ids, self.names)
 
     def rows_of(self, position: int, split: Split) -> PyTree:
         """Rows of a split of one client.

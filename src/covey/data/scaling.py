@@ -176,6 +176,48 @@ def fit(
             "there are no training rows to take means and scales from; pass scaling=, the scaling"
             " of the data that the model is trained on"
         )
+    return of_sums(sums(x, is_train), names)
+
+
+class Sums(NamedTuple):
+    """Sums over the observed values of each feature in training rows; those of clients add up.
+
+    Attributes:
+        count: Number of observed values (n).
+        total: Their sum (S1).
+        squares: Sum of their squares (S2).
+        resolution: Relative spread below which a feature is taken as constant, by the precision
+            of the rows; not summed.
+    """
+
+    count: Shaped[np.ndarray, "*features"]
+    total: Float[np.ndarray, "*features"]
+    squares: Float[np.ndarray, "*features"]
+    resolution: float
+
+    def __add__(self, other: "Sums") -> "Sums":  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Sums(
+            self.count + other.count,
+            self.total + other.total,
+            self.squares + other.squares,
+            max(self.resolution, other.resolution),
+        )
+
+
+def sums(x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " rows"]) -> Sums:
+    """What a client tells of its features, for a scaling.
+
+    Args:
+        x: Features of all rows; NaN is a missing value.
+        is_train: True for training rows; the others are not used.
+
+    Returns:
+        The sums.
+
+    Example:
+        >>> sums(np.array([[1.0], [3.0], [99.0]]), np.array([True, True, False])).total.tolist()
+        [4.0]
+    """
     count = np.zeros(x.shape[1:], np.int64)
     total, squares = np.zeros(x.shape[1:]), np.zeros(x.shape[1:])
     for begin, block in blocks(x):
@@ -185,6 +227,26 @@ def fit(
         count += observed.sum(0)
         total += values.sum(0)
         squares += np.square(values).sum(0)
+    # A spread below the resolution of the rows, or of the sums, is rounding and no information.
+    resolution = max(np.finfo(float_type(x.dtype)).eps ** 2, 16 * np.finfo(np.float64).eps)
+    return Sums(count, total, squares, float(resolution))
+
+
+def of_sums(found: Sums, names: Sequence[str] | None = None) -> Scaling:
+    """The scaling of rows that only their sums are known of; see `fit`.
+
+    Args:
+        found: Sums over all clients.
+        names: Names of the features.
+
+    Returns:
+        The scaling.
+
+    Example:
+        >>> of_sums(Sums(np.array([2]), np.array([4.0]), np.array([10.0]), 1e-12)).scale.tolist()
+        [1.0]
+    """
+    count, total, squares, resolution = found
     if np.any(count == 0):
         index = np.argwhere(count == 0)[0].tolist()
         feature = index if names is None else repr(names[index[0]])
@@ -193,8 +255,6 @@ def fit(
         )
     mean = total / count
     variance = squares / count - np.square(mean)
-    # A spread below the resolution of the rows, or of the sums, is rounding and no information.
-    resolution = max(np.finfo(float_type(x.dtype)).eps ** 2, 16 * np.finfo(np.float64).eps)
     is_constant = variance <= resolution * np.square(mean)
     scale = np.where(is_constant, 1.0, np.sqrt(np.maximum(variance, 0.0)))
     return Scaling(mean, scale, None if names is None else tuple(names))

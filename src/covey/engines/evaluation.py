@@ -6,7 +6,6 @@ evaluation, first makes a state from the newest broadcast and its own training r
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import Split
+from covey.engines.programs import measuring_part, shared
 from covey.engines.round import bucket_size, each
 from covey.engines.rows import DeviceRows, HostRows, need_rows, shard_of
 
@@ -30,16 +30,12 @@ class Evaluator:
         self.algorithm = algorithm
         self.root = root
         self.chunk = chunk
-        self._adapted = jax.jit(self._adapt_chunk)
-        self._refreshed = jax.jit(partial(self._refresh_chunk, algorithm.refresh))
-        self._measured = jax.jit(self._measure_chunk)
-        self._predicted = jax.jit(algorithm.predict)
-        draw = algorithm.posterior.client
-        self._drawn = (
-            None
-            if draw is None
-            else jax.jit(partial(self._draw_chunk, draw), static_argnames="count")
-        )
+        self._adapted = shared(_adapt_of, algorithm.adapt)
+        refresh, draw = algorithm.refresh, algorithm.posterior.client
+        self._refreshed = None if refresh is None else shared(_refresh_of, refresh)
+        self._measured = shared(_measure_of, measuring_part(algorithm))
+        self._predicted = shared(jax.jit, algorithm.predict)
+        self._drawn = None if draw is None else shared(_draw_of, draw)
 
     def evaluate(
         self,
@@ -150,38 +146,55 @@ class Evaluator:
         kept: State | None,
     ) -> State:
         """The states of some clients under the newest broadcast: refreshed, or adapted if None."""
-        if kept is not None and self.algorithm.refresh is None:
+        refreshed = self._refreshed
+        if kept is not None and refreshed is None:
             return kept
         view = rows.view(positions, "train")
         ids = rows.data.ids[positions].astype(np.int32)
         data = shard_of(view, bucket_size(int(max(view.counts, default=1))))
-        if kept is None:
+        if kept is None or refreshed is None:
             return self._adapted(self.root, t, down, ids, data)
-        return self._refreshed(self.root, t, down, ids, kept, data)
+        return refreshed(self.root, t, down, ids, kept, data)
 
-    def _adapt_chunk(self, root, t, down, ids, data):
+
+def _adapt_of(adapt: Callable[..., State]):
+    """The compiled adaptation of a chunk of clients; likewise below."""
+
+    def chunk(root, t, down, ids, data):
         def one(client_id, start, count):
             key = key_for(root, Stream.ADAPT, t, client_id)
-            return self.algorithm.adapt(key, down, Shard(data.rows, start, count, data.capacity))
+            return adapt(key, down, Shard(data.rows, start, count, data.capacity))
 
         return each(one, ids, data.start, data.count)
 
-    def _refresh_chunk(self, refresh, root, t, down, ids, state, data):
+    return jax.jit(chunk)
+
+
+def _refresh_of(refresh: Callable[..., State]):
+    def chunk(root, t, down, ids, state, data):
         def one(client_id, state, start, count):
             key = key_for(root, Stream.ADAPT, t, client_id)
             return refresh(key, down, state, Shard(data.rows, start, count, data.capacity))
 
         return each(one, ids, state, data.start, data.count)
 
-    def _measure_chunk(self, root, t, down, ids, state, data):
+    return jax.jit(chunk)
+
+
+def _measure_of(algorithm: Algorithm):
+    def chunk(root, t, down, ids, state, data):
         def one(client_id, state, start, count):
             key = key_for(root, Stream.EVALUATE, t, client_id)
             shard = Shard(data.rows, start, count, data.capacity)
-            return evaluate(self.algorithm, key, down, state, shard)
+            return evaluate(algorithm, key, down, state, shard)
 
         return each(one, ids, state, data.start, data.count)
 
-    def _draw_chunk(self, draw, root, t, down, ids, state, data, chains, *, count):
+    return jax.jit(chunk)
+
+
+def _draw_of(draw: Callable[..., PyTree]):
+    def chunk(root, t, down, ids, state, data, chains, *, count):
         def one(client_id, state, start, rows):
             key = key_for(root, Stream.DRAWS, t, client_id)
             shard = Shard(data.rows, start, rows, data.capacity)
@@ -192,6 +205,8 @@ class Evaluator:
             return each(walk, chains)
 
         return each(one, ids, state, data.start, data.count)
+
+    return jax.jit(chunk, static_argnames="count")
 
 
 def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:

@@ -12,7 +12,7 @@ from covey.core import tree
 from covey.core.algorithm import Empty, Message, State
 from covey.core.channel import Channel
 from covey.core.keys import Integer, Stream, key_for
-from covey.engines.messages import message_size
+from covey.engines.messages import down_size
 from covey.topology import Topology
 
 
@@ -91,7 +91,7 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
         scale=1.0 if given.omega is None else delivered,
         step_size=delivered / (2 - delivered),
         bits=given.bits(payload),
-        bytes=message_size(payload),
+        bytes=down_size(payload),
     )
 
 

@@ -7,30 +7,37 @@ to do.
 
 from collections.abc import Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from covey.core import cohort as cohorts
 from covey.core import faults as fates
-from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Message, State, published
+from covey.core import protocol, wire
+from covey.core.algorithm import Algorithm, Message, State, published
 from covey.core.channel import Channel
 from covey.core.faults import Faults, fate
-from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
+from covey.core.protocol import Envelope, Kind, Stamp
+from covey.core.shard import Shard, bucket_size
 from covey.data.federated import SPLITS, FederatedData, Split
-from covey.engines import round as round_of
-from covey.engines.messages import NEVER, Answer, Header, open_body, open_header, seal
+from covey.engines.gathering import Gathering
+from covey.engines.messages import pack_down
+from covey.engines.reception import Reception, Study, nobody, stamp_at, with_accepted
 from covey.engines.record import Counts, Line, Record, as_lines
-from covey.engines.round import bucket_size
 from covey.engines.rows import need_rows
 from covey.engines.setup import setup_of
-from covey.engines.site import Programs, Site, padded
+from covey.engines.site import Site
+from covey.engines.site_memory import Memory
+from covey.engines.site_programs import Programs, Ready, padded
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
+
+STUDY = Study("loop", "00" * 32)  # what the messages of this engine name
+EPOCH = 1  # sites live and die with the engine, so that there is only one
 
 
 class LoopState(NamedTuple):
@@ -66,23 +73,20 @@ class Loop:
             faults=faults,
             rounds=rounds,
         )
-        self.programs = Programs(algorithm, self.setup.channel, self.setup.root)
-        self.sites = self._sites(data)
-        self.accepted = [NEVER] * data.clients
-        self.delayed: list[bytes] = []
-        self._cohort = jax.jit(self.setup.sampler.sample)
+        self.programs = Ready(Programs(self.setup))
+        self.gathering = Gathering(self.setup)
         self._fate = jax.jit(partial(fate, self.setup.faults))
-        self._add = jax.jit(self._added)
-        self._decodes = jax.jit(
-            lambda sent: tree.is_finite(round_of.received(self.setup.channel, sent))
-        )
-        self._close = jax.jit(partial(round_of.close_round, self.setup))
+        self._forget()
 
     def start(self) -> LoopState:
         """The state before the first round: sites that know nothing."""
-        self.sites = self._sites(self.data)
-        self.accepted, self.delayed = [NEVER] * self.data.clients, []
+        self._forget()
         return LoopState(0, self.setup.first_server())
+
+    def _forget(self) -> None:
+        self.sites = self._sites(self.data)
+        self.accepted = nobody(self.data.clients)
+        self.delayed: list[tuple[str, bytes]] = []
 
     def advance(self, state: LoopState, count: int) -> tuple[LoopState, list[Line]]:
         """Run `count` rounds. The new state, and one row of metrics per round."""
@@ -110,7 +114,7 @@ class Loop:
         """
         need_rows(self.data if data is None else data, split)
         sent = self.broadcast(state) if down is None else down
-        each = [site.evaluate(state.round, sent, split) for site in self._settled(data)]
+        each = [site.evaluate(state.round, sent, split) for site in self._settled(state, data)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
 
     def predict(
@@ -124,7 +128,7 @@ class Loop:
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         sent = self.broadcast(state) if down is None else down
-        return self._settled(data)[client].predict(state.round, sent, x)
+        return self._settled(state, data)[client].predict(state.round, sent, x)
 
     def draws(
         self,
@@ -139,7 +143,7 @@ class Loop:
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...); each
         chain has its own.
         """
-        sites, sent = self._settled(data), self.broadcast(state) if down is None else down
+        sites, sent = self._settled(state, data), self.broadcast(state) if down is None else down
         each = [
             sites[client].draws(state.round, sent, count, chain)
             for client in clients
@@ -153,11 +157,11 @@ class Loop:
 
     def seen(self, state: LoopState) -> np.ndarray:
         """Which clients have taken part so far."""
-        return np.array([site.node is not None for site in self._settled(None)])
+        return np.array([site.node is not None for site in self._settled(state, None)])
 
     def snapshot(self, state: LoopState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
-        sites = self._settled(None)
+        sites = self._settled(state, None)
         blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), self.setup.shapes.node)
         nodes = [blank if site.node is None else site.node for site in sites]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(nodes))
@@ -180,108 +184,98 @@ class Loop:
         """The state that a snapshot was made of. A late upload that was still on its way is gone;
         it would have been refused.
         """
-        self.start()
-        for position, site in enumerate(self.sites):
-            if snapshot.seen[position]:
-                site.node = jax.tree.map(
-                    lambda leaf, at=position: jnp.asarray(leaf[at]), snapshot.nodes
-                )
+        self._forget()
+        stamp = Stamp(EPOCH, max(int(snapshot.round) - 1, 0))
+        for position in np.flatnonzero(snapshot.seen):
+            node = jax.tree.map(lambda leaf, at=position: np.asarray(leaf[at]), snapshot.nodes)
+            nodes = {stamp: wire.pack(node)}
+            self.sites[position].store.save(Memory(EPOCH, stamp, MappingProxyType(nodes)))
+            self.accepted[position] = stamp
         return LoopState(int(snapshot.round), jax.tree.map(jnp.asarray, snapshot.server))
 
     def checkpointed(self) -> None:
         """Nothing to do: a snapshot holds everything."""
 
     def _round(self, state: LoopState) -> tuple[LoopState, Record]:
-        t, down = state.round, self.algorithm.broadcast(state.server)
-        tally = round_of.empty_tally(self.setup.shapes)
-        happened = dict.fromkeys(Counts._fields, 0)
-        for (
-            message
-        ) in self.delayed:  # from rounds that are over: refused, as the round in their header shows
-            tally = self._accept(message, t, 0.0, NEVER, tally)
+        t, cohort = state.round, self.gathering.cohort(state.round)
+        body = pack_down(self.gathering.broadcast(state.server))
+        weights = {self.sites[at].name: weight for at, weight in cohort}
+        messages = {
+            self.sites[at].name: protocol.seal(self._envelope(Kind.ROUND, t, at), body)
+            for at, _ in cohort
+        }
+        found = Reception(STUDY, messages)
+        for name, late in self.delayed:  # from rounds that are over: refused, as they answer those
+            found.receive(name, late)
         self.delayed = []
 
-        cohort = jax.device_get(self._cohort(key_for(self.setup.root, Stream.COHORT, t), t))
-        for index, weight in zip(
-            cohort.index[cohort.mask], cohort.weight[cohort.mask], strict=True
-        ):
-            site, position = self.sites[index], int(index)
-            outcome = int(self._fate(self.setup.root, t, site.client_id))
-            happened["contacted"] += 1
-            happened["lost_down"] += outcome == fates.LOST_DOWN
-            happened["lost_up"] += outcome == fates.LOST_UP
-            happened["late"] += outcome == fates.LATE
-            happened["repeated"] += outcome == fates.REPEATED
+        outcomes = {
+            at: int(self._fate(self.setup.root, t, self.sites[at].client_id))
+            for at in sorted(at for at, _ in cohort)
+        }
+        for at, outcome in outcomes.items():
+            site = self.sites[at]
             if outcome == fates.LOST_DOWN:
                 continue
-            message = seal(Header(site.client_id, t, self.accepted[position]), down)
-            answers = [site.receive(message) for _ in range(2 if outcome == fates.REPEATED else 1)]
+            copies = 2 if outcome == fates.REPEATED else 1
+            answers = [site.handle(messages[site.name]) for _ in range(copies)]
             if outcome == fates.LATE:
-                self.delayed += answers
+                self.delayed += [(site.name, answer) for answer in answers]
             elif outcome != fates.LOST_UP:
                 for answer in answers:
-                    tally = self._accept(answer, t, float(weight), position, tally)
+                    found.receive(site.name, answer)
+
+        usable = self.gathering.usable(found, weights)
+        position = {self.sites[at].name: at for at, _ in cohort}
+        diverged = [self.sites[position[name]].client_id for name in found.diverged]
+
+        def times(kind):
+            return sum(outcome == kind for outcome in outcomes.values())
 
         counts = Counts(
-            **{
-                **happened,
-                "clients": int(tally.aggregate.count + tally.diverged),
-                "diverged_id": NEVER,
-            }
+            contacted=len(cohort),
+            clients=found.heard,
+            lost_down=times(fates.LOST_DOWN),
+            lost_up=times(fates.LOST_UP),
+            late=times(fates.LATE),
+            repeated=times(fates.REPEATED),
+            diverged=len(diverged),
+            diverged_id=max(diverged, default=-1),
         )
-        server, record = self._close(self.setup.root, t, state.server, tally, counts)
+        heard = [(answer, weights[name]) for name, answer in usable.items()]
+        server, record = self.gathering.close(t, state.server, heard, counts)
+        self.accepted = with_accepted(
+            self.accepted, [position[name] for name in usable], Stamp(EPOCH, t)
+        )
         return LoopState(t + 1, server), record
 
-    def _accept(
-        self, message: bytes, t: int, weight: float, position: int, tally: round_of.Tally
-    ) -> round_of.Tally:
-        """Add an upload to the tally, unless its round is over, it came before, or it is not
-        finite.
-        """
-        header = open_header(message)
-        if header.round != t or self.accepted[position] == t:
-            return tally
-        shapes = self.setup.shapes
-        like = Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
-        answer: Answer = open_body(message, like)
-        if not (
-            answer.finite and self._decodes(answer.sent)
-        ):  # a site may say what it likes of its own values
-            return tally._replace(
-                diverged=tally.diverged + 1,
-                diverged_id=jnp.maximum(tally.diverged_id, header.client_id),
-            )
-        self.accepted[position] = t
-        return self._add(tally, answer, weight)
+    def _envelope(self, kind: Kind, t: int, position: int) -> Envelope:
+        name, accepted = self.sites[position].name, stamp_at(self.accepted, position)
+        return STUDY.envelope(kind, name, EPOCH, t, accepted)
 
-    def _added(
-        self, tally: round_of.Tally, answer: Answer, weight: Float[Array, ""]
-    ) -> round_of.Tally:
-        sent, own = round_of.received(self.setup.channel, answer.sent)
-        share = weight * own
-        one = Aggregate(jax.tree.map(lambda leaf: share * leaf, sent), sent, share, jnp.ones(()))
-        return tally._replace(
-            aggregate=jax.tree.map(jnp.add, tally.aggregate, one),
-            info=jax.tree.map(jnp.add, tally.info, answer.info),
-        )
-
-    def _settled(self, data: FederatedData | None) -> list[Site]:
+    def _settled(self, state: LoopState, data: FederatedData | None) -> list[Site]:
         """The sites, up to date with what was accepted; or new ones for other data."""
         if data is not None:
             return self._sites(data)
-        for site, accepted in zip(self.sites, self.accepted, strict=True):
-            site.settle(accepted)
+        for position, site in enumerate(self.sites):
+            site.settle(self._envelope(Kind.ACKNOWLEDGE, state.round, position))
         return self.sites
 
     def _sites(self, data: FederatedData) -> list[Site]:
-        def splits(position):
+        def splits(position: int) -> dict[str, Shard]:
             shards = {split: data.shard(position, split) for split in SPLITS}
             return {
                 split: padded(shard, bucket_size(shard.capacity)) for split, shard in shards.items()
             }
 
-        like = self.setup.shapes.down
         return [
-            Site(self.programs, int(data.ids[position]), splits(position), like)
+            Site(
+                str(data.ids[position]),
+                int(data.ids[position]),
+                self.programs,
+                splits(position),
+                study=STUDY.name,
+                digest=STUDY.digest,
+            )
             for position in range(data.clients)
         ]

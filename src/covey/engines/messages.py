@@ -1,59 +1,66 @@
-"""Messages between a site and the server: a header and a tree of arrays, as checked bytes."""
+"""What travels in the body of a message between a site and the server."""
 
-import struct
 from typing import NamedTuple
 
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import PyTree
 
-from covey.core import wire
-from covey.core.algorithm import Info
+from covey.core import protocol, wire
+from covey.core.algorithm import Info, Message
 from covey.core.node import Sent
-
-NEVER = -1  # the round before the first
-_HEADER = struct.Struct("<iii")
-
-
-class Header(NamedTuple):
-    """Before every message: whom it is to or from, its round, and (downwards) the last round
-    accepted from this site.
-    """
-
-    client_id: int
-    round: int
-    accepted: int = NEVER
 
 
 class Answer(NamedTuple):
-    """What a site sends: its upload as encoded, scalars to report, and whether its values are
-    finite.
+    """What a site sends in a round.
+
+    Attributes:
+        sent: Its upload as encoded, and what that counts for.
+        info: Scalars to report beside it; None where the site keeps them to itself.
     """
 
     sent: Sent
-    info: Info
-    finite: Bool[Array, ""]
+    info: Info | None
 
 
-def seal(header: Header, body: PyTree) -> bytes:
-    """A message."""
-    return _HEADER.pack(*header) + wire.pack(body)
+def pack_answer(answer: Answer) -> bytes:
+    """The body of an answer: the upload, and what is reported."""
+    return wire.pack(answer, checksum=False)
 
 
-def open_header(message: bytes) -> Header:
-    """The header of a message."""
-    if len(message) < _HEADER.size:
-        raise wire.WireError(f"a message of {len(message)} bytes is too short")
-    return Header(*_HEADER.unpack_from(message))
+def unpack_answer(body: bytes, like: Answer) -> Answer:
+    """The answer in a body, with or without a report.
+
+    Raises:
+        WireError: The body is not of these shapes.
+    """
+    silent = like._replace(info=None)
+    if len(body) == _size(silent) != _size(like):
+        return wire.unpack(body, silent, checksum=False)
+    return wire.unpack(body, like, checksum=False)
 
 
-def open_body(message: bytes, like: PyTree) -> PyTree:
-    """The body of a message, checked against what it should look like."""
-    header = open_header(message)
-    try:
-        return wire.unpack(message[_HEADER.size :], like)
-    except wire.WireError as error:
-        raise wire.WireError(f"client {header.client_id}, round {header.round}: {error}") from error
+def pack_down(down: Message) -> bytes:
+    """The body of a broadcast."""
+    return wire.pack(down, checksum=False)
 
 
-def message_size(like: PyTree) -> int:
-    """Bytes of a message with a body of these shapes."""
-    return _HEADER.size + wire.size(like)
+def unpack_down(body: bytes, like: Message) -> Message:
+    """The broadcast in a body.
+
+    Raises:
+        WireError: The body is not of these shapes.
+    """
+    return wire.unpack(body, like, checksum=False)
+
+
+def down_size(like: Message) -> int:
+    """Bytes of a message that broadcasts a tree of these shapes."""
+    return protocol.request_size(_size(like))
+
+
+def up_size(like: Answer) -> int:
+    """Bytes of a message with an answer of these shapes."""
+    return protocol.answer_size(_size(like))
+
+
+def _size(like: PyTree) -> int:
+    return wire.size(like, checksum=False)

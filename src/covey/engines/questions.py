@@ -6,26 +6,20 @@ once per query and shapes.
 
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 
-from covey.algorithms.federated_sum import sum_of_answers
 from covey.core.algorithm import Algorithm, Ask, Message, Query
 from covey.engines.engine import Engine
 from covey.engines.record import Line
+from covey.engines.site_programs import Asked, query_method
 
-_FIRST = 2**30  # the first number that is folded into a client's key for a query
+# (query, name, what is sent) -> the sum of all clients' answers, and a row of metrics
+Inquire: TypeAlias = Callable[[Query, str, Asked], tuple[PyTree, Line]]
 PREPARATION = 2**20  # questions of a preparation are counted from here
-
-
-class _Sent(NamedTuple):
-    """A question: which one it is, and what clients are sent with it."""
-
-    index: Int[Array, ""]
-    content: Message
 
 
 class Questions:
@@ -35,10 +29,9 @@ class Questions:
         records: Name, sizes and number of clients of each question so far.
     """
 
-    def __init__(self, engine_of: Callable[[Algorithm], Engine]):
-        """`engine_of`: (a method of one round) -> it on the clients of the run."""
-        self._engine_of = engine_of
-        self._engines: dict[Any, tuple[Engine, Any]] = {}  # with their state at the start
+    def __init__(self, ask_once: Inquire):
+        """`ask_once`: asks one question of all clients of the run."""
+        self._ask_once = ask_once
         self.records: list[dict[str, str | float | int]] = []
 
     def asker(self, queries: Mapping[str, Query], *, first: int = 0) -> Ask:
@@ -54,40 +47,53 @@ class Questions:
         def ask(name: str, sent: Message) -> PyTree:
             if name not in queries:
                 raise KeyError(f"no query is called {name!r}; there are {', '.join(queries)}")
-            return self._sum(queries[name], name, _Sent(jnp.int32(next(indices)), sent))
+            asked = Asked(jnp.int32(next(indices)), sent)
+            return self._sum(queries[name], name, jax.tree.map(jnp.asarray, asked))
 
         return ask
 
-    def _sum(self, query: Query, name: str, sent: _Sent) -> PyTree:
-        sent = jax.tree.map(jnp.asarray, sent)
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(sent))
-        known = (query, jax.tree.structure(sent), shapes)
-        if known not in self._engines:
-
-            def answer(key, sent, data):
-                return query(jax.random.fold_in(key, _FIRST + sent.index), sent.content, data)
-
-            method = sum_of_answers(answer, sent, name=name, fixed_shapes=True)
-            engine = self._engine_of(method)
-            self._engines[known] = engine, engine.start()
-        engine, start = self._engines[known]
-        asked = start._replace(server=start.server._replace(sent=sent))
-        state, lines = engine.advance(asked, 1)
-        self._note(name, lines[0])
-        if lines[0]["diverged"]:
+    def _sum(self, query: Query, name: str, asked: Asked) -> PyTree:
+        total, line = self._ask_once(query, name, asked)
+        self._note(name, line)
+        if line["diverged"]:
             raise ValueError(
-                f"{lines[0]['diverged']:.0f} of the clients answered {name!r} with values that are "
-                f"not finite, e.g. the client with id {lines[0]['diverged_id']:.0f}: check its "
+                f"{line['diverged']:.0f} of the clients answered {name!r} with values that are "
+                f"not finite, e.g. the client with id {line['diverged_id']:.0f}: check its "
                 "rows for extreme or missing values"
             )
-        return state.server.sum
+        return total
 
     def _note(self, name: str, line: Line) -> None:
         sizes = {key: value for key, value in line.items() if key.startswith(("bits", "bytes"))}
         self.records.append({"question": name, "clients": line["clients"], **sizes})
 
 
-def no_questions(method: Algorithm) -> NoReturn:
+class ByRounds:
+    """Questions as rounds of an engine that has all clients.
+
+    Args:
+        engine_of: (a method of one round) -> it on the clients of the run.
+    """
+
+    def __init__(self, engine_of: Callable[[Algorithm], Engine]):
+        self._engine_of = engine_of
+        self._engines: dict[Any, tuple[Engine, Any]] = {}  # with their first state, as arrays
+
+    def __call__(self, query: Query, name: str, asked: Asked) -> tuple[PyTree, Line]:
+        """The sum of all clients' answers to a question, and a row of metrics about it."""
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(asked))
+        known = (query, jax.tree.structure(asked), shapes)
+        if known not in self._engines:
+            engine = self._engine_of(query_method(query, asked, name))
+            self._engines[known] = engine, engine.snapshot(engine.start())
+        engine, first = self._engines[known]
+        start = engine.restore(first)  # sites that have answered would repeat their answer
+        sent = start._replace(server=start.server._replace(sent=asked))
+        state, lines = engine.advance(sent, 1)
+        return state.server.sum, lines[0]
+
+
+def no_questions(*_: object) -> NoReturn:
     """An error: a sum over all clients needs somebody who adds it up."""
     raise ValueError(
         "peers without a server cannot sum over all clients, which this method needs; use "

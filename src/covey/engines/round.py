@@ -6,6 +6,7 @@ functions.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -21,9 +22,11 @@ from covey.core.faults import fate
 from covey.core.keys import Integer, Stream, key_for
 from covey.core.node import Node, Sent, first_node, node_round
 from covey.core.shard import Shard, bucket_size
+from covey.engines.programs import RoundParts
 from covey.engines.record import Counts, Record, mean_or_nan
 from covey.engines.setup import Setup, Shapes
 
+SPARE = 1 / 8  # share of empty rows that fewer programs are worth
 BLOCK = 128  # rounds in one compiled loop, at most; one program serves every smaller number
 
 
@@ -59,7 +62,7 @@ def empty_tally(shapes: Shapes) -> Tally:
 
 
 def call_up(
-    setup: Setup, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]
+    setup: Setup | RoundParts, root: Key[Array, ""], t: Integer, ids: Int[Array, " clients"]
 ) -> tuple[Slots, Counts]:
     """The cohort of round t, and what becomes of its messages."""
     cohort = setup.sampler.sample(key_for(root, Stream.COHORT, t), t)
@@ -87,7 +90,7 @@ def call_up(
 
 
 def chunk_round(
-    setup: Setup,
+    setup: Setup | RoundParts,
     root: Key[Array, ""],
     t: Integer,
     down: Message,
@@ -164,7 +167,12 @@ def each(one: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
 
 
 def close_round(
-    setup: Setup, root: Key[Array, ""], t: Integer, server: State, tally: Tally, counts: Counts
+    setup: Setup | RoundParts,
+    root: Key[Array, ""],
+    t: Integer,
+    server: State,
+    tally: Tally,
+    counts: Counts,
 ) -> tuple[State, Record]:
     """The server's step. An empty aggregate changes nothing."""
     algorithm = setup.algorithm
@@ -233,7 +241,9 @@ class Band(NamedTuple):
 def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
     """Static capacities for a cohort sorted by rows, largest first.
 
-    The j-th largest client of a cohort is no larger than the j-th largest of the population.
+    The j-th largest client of a cohort is no larger than the j-th largest of the population. Each
+    band is compiled by itself, which takes seconds: those that are nearly as large as their
+    neighbours are joined to them.
     """
     largest = np.sort(counts)[::-1][:slots:chunk]
     capacities = [bucket_size(int(rows)) for rows in largest]
@@ -243,7 +253,19 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
         if not index or capacities[index] != capacities[index - 1]
     ]
     ends = [*edges[1:], len(capacities)]
-    return [
+    bands = [
         Band(edge * chunk, end - edge, capacities[edge])
         for edge, end in zip(edges, ends, strict=True)
     ]
+    return _joined(bands, SPARE * sum(band.chunks * band.capacity for band in bands))
+
+
+def _joined(bands: list[Band], spare: float) -> list[Band]:
+    """Fewer bands, by joining smaller ones to larger ones for up to so many more rows per slot."""
+    extra = [small.chunks * (large.capacity - small.capacity) for large, small in pairwise(bands)]
+    if not extra or min(extra) > spare:
+        return bands
+    at = int(np.argmin(extra))
+    large, small = bands[at], bands[at + 1]
+    both = Band(large.first, large.chunks + small.chunks, large.capacity)
+    return _joined([*bands[:at], both, *bands[at + 2 :]], spare - extra[at])

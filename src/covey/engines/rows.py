@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData, Split
+from covey.data.roster import Roster
 from covey.engines.round import bucket_size
 
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
@@ -112,7 +113,7 @@ def _some(rows: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), rows)
 
 
-def need_rows(data: FederatedData, split: Split) -> None:
+def need_rows(data: FederatedData | Roster, split: Split) -> None:
     """An error where no client has rows of the split."""
     if not data.counts(split).any():
         raise ValueError(

@@ -1,5 +1,6 @@
 """What a run needs before its first round: shapes and sizes, checked, whatever engine runs it."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -17,7 +18,8 @@ from covey.core.keys import Stream, key_for, root_key
 from covey.core.node import Node, Sent, first_node, node_round
 from covey.core.shard import Shard, Spec, bucket_size
 from covey.data.federated import FederatedData
-from covey.engines.messages import Answer, message_size
+from covey.data.roster import Roster
+from covey.engines.messages import Answer, down_size, up_size
 from covey.engines.record import Sizes
 
 
@@ -65,7 +67,7 @@ class Setup(NamedTuple):
 
 def setup_of(
     algorithm: Algorithm,
-    data: FederatedData,
+    clients: FederatedData | Roster,
     *,
     seed: int,
     cohort: Scheme | None,
@@ -73,35 +75,88 @@ def setup_of(
     faults: Faults | None,
     rounds: int | None = None,
 ) -> Setup:
-    """Put together what a run needs, and let the method check it."""
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(_no_method(algorithm))
-    if algorithm.preparation is not None:
-        raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
-    root, counts = root_key(seed), data.counts("train")
-    capacity = bucket_size(int(counts.max(initial=1)))
-    spec = data.spec._replace(first_row=data.first_row, capacity=capacity)
+    """Put together what a run needs, and let the method check it. No row is looked at."""
+    roster = clients.roster
+    counts = roster.counts("train")
     if not counts.any():
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"
         )
+    sampler = (full() if cohort is None else cohort)(counts)
+
+    def validate(given: Channel, upload: Message) -> None:
+        if algorithm.hooks.validate is not None:
+            algorithm.hooks.validate(Plan(counts, sampler, given, upload, rounds))
+
+    agreed = agreement_of(algorithm, spec_of(roster), seed=seed, channel=channel, validate=validate)
+    checked = (Faults() if faults is None else faults).checked()
+    sizes = sizes_of(agreed.channel, agreed.shapes)
+    return Setup(
+        algorithm,
+        agreed.channel,
+        sampler,
+        checked,
+        agreed.root,
+        agreed.spec,
+        agreed.shapes,
+        sizes,
+    )
+
+
+class Agreement(NamedTuple):
+    """What the server and every client make alike, each by itself, from a method and the shapes
+    of the rows; see `Setup`.
+    """
+
+    algorithm: Algorithm
+    channel: Channel
+    root: Key[Array, ""]
+    spec: Spec
+    shapes: Shapes
+
+
+def spec_of(roster: Roster) -> Spec:
+    """The specification that the server and all sites make their shapes from."""
+    capacity = bucket_size(int(roster.counts("train").max(initial=1)))
+    return roster.spec._replace(capacity=capacity)
+
+
+def agreement_of(
+    algorithm: Algorithm,
+    spec: Spec,
+    *,
+    seed: int,
+    channel: Channel | None,
+    validate: Callable[[Channel, Message], None] | None = None,
+) -> Agreement:
+    """What the server and every client have to agree on.
+
+    Args:
+        algorithm: The method, prepared.
+        spec: Shapes and counts of the rows, from `spec_of`.
+        seed: Seed of the run.
+        channel: What uploads pass through; None where nothing changes them.
+        validate: (channel, shapes of an upload) raises where they do not fit the plan.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(_no_method(algorithm))
+    if algorithm.preparation is not None:
+        raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
+    root = root_key(seed)
     if channel is None:
         given, spec = identity(), spec._replace(omega=0.0)
     else:
         given = channel
     traced_once = algorithm._replace(client=jax.jit(algorithm.client))
     plain = shapes_of(traced_once, identity(), root, spec)
-    upload = plain.up
-    if given.omega is None or given.omega(upload) > 0:  # what loses nothing needs no exceptions
+    if given.omega is None or given.omega(plain.up) > 0:  # what loses nothing needs no exceptions
         given = keep_exact(algorithm.exact, given)
-    sampler = (full() if cohort is None else cohort)(counts)
-    plan = Plan(counts, sampler, given, upload, rounds)
-    if algorithm.hooks.validate is not None:
-        algorithm.hooks.validate(plan)
-    spec = spec._replace(omega=plan.omega)
+    if validate is not None:
+        validate(given, plain.up)
+    omega = None if given.omega is None else float(given.omega(plain.up))
+    spec = spec._replace(omega=omega)
     shapes = plain if channel is None else shapes_of(traced_once, given, root, spec)
-    checked = (Faults() if faults is None else faults).checked()
-    return Setup(algorithm, given, sampler, checked, root, spec, shapes, sizes_of(given, shapes))
+    return Agreement(algorithm, given, root, spec, shapes)
 
 
 def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
@@ -174,10 +229,9 @@ def _no_method(given: object) -> str:
 
 def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:
     """Sizes of a broadcast and of an upload: bits of the values, and bytes of whole messages."""
-    up = Answer(shapes.sent, shapes.client_info, jnp.bool_(True))
     return Sizes(
         down=tree.bits(shapes.down),
         up=channel.bits(shapes.sent.payload) + tree.bits(shapes.sent.weight),
-        down_message=message_size(shapes.down),
-        up_message=message_size(up),
+        down_message=down_size(shapes.down),
+        up_message=up_size(Answer(shapes.sent, shapes.client_info)),
     )

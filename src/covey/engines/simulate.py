@@ -27,6 +27,7 @@ from covey.engines import round as rounds
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
+from covey.engines.programs import RoundParts, round_parts, shared
 from covey.engines.rows import DeviceRows, Storage, View, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -128,11 +129,11 @@ class _Resident:
     def __init__(self, engine: Simulation):
         self.engine = engine
         counts = engine.data.counts("train")
-        self.bands = rounds.bands_of(counts, engine.setup.sampler.slots, engine.chunk)
+        bands = tuple(rounds.bands_of(counts, engine.setup.sampler.slots, engine.chunk))
         everyone = np.arange(engine.data.clients)
         view = engine.rows.view(everyone, "train")
         self.storage = Shard(view.rows, jnp.asarray(view.starts), jnp.asarray(view.counts), 0)
-        self.compiled = jax.jit(self._block)
+        self.compiled = shared(_block_of, round_parts(engine.setup), engine.chunk, bands)
 
     def start(self, server: State) -> EngineState:
         clients = self.engine.data.clients
@@ -169,60 +170,61 @@ class _Resident:
     def checkpointed(self) -> None:
         pass
 
-    def _block(self, root, first, count, server, nodes, seen, storage, ids):
+
+def _block_of(parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
+    """The compiled rounds of clients whose rows and nodes are on the device."""
+
+    def block(root, first, count, server, nodes, seen, storage, ids):
         def one_round(t, server, nodes, seen):
-            return self._round(root, t, server, nodes, seen, storage, ids)
+            return _round(parts, chunk, bands, root, t, server, nodes, seen, storage, ids)
 
         carry, record = rounds.repeated(one_round, first, count, (server, nodes, seen))
         return *carry, record
 
-    def _round(self, root, t, server, nodes, seen, storage, ids):
-        setup, chunk = self.engine.setup, self.engine.chunk
-        down = setup.algorithm.broadcast(server)
-        slots, counts = rounds.call_up(setup, root, t, ids)
-        slots = _sorted(slots, storage.count, self.bands, chunk)
-        tally = rounds.empty_tally(self.engine.setup.shapes)
+    return jax.jit(block)
 
-        def run_chunk(carry, slots, capacity):
-            tally, nodes, seen = carry
-            mine = Shard(
-                storage.rows, storage.start[slots.index], storage.count[slots.index], capacity
-            )
-            old, known = tree.take(nodes, slots.index), seen[slots.index]
-            tally, new, good = rounds.chunk_round(
-                setup, root, t, down, slots, old, known, mine, tally
-            )
-            return (
-                tally,
-                tree.put(nodes, slots.index, new, good),
-                tree.put(seen, slots.index, jnp.ones_like(good), good),
-            )
 
-        def run_if_any(carry, slots, capacity):
-            return jax.lax.cond(
-                jnp.any(slots.on),
-                partial(run_chunk, capacity=capacity),
-                lambda carry, _: carry,
-                carry,
-                slots,
-            ), None
+def _round(parts: RoundParts, chunk: int, bands, root, t, server, nodes, seen, storage, ids):
+    down = parts.algorithm.broadcast(server)
+    slots, counts = rounds.call_up(parts, root, t, ids)
+    slots = _sorted(slots, storage.count, bands, chunk)
 
-        carry = (tally, nodes, seen)
-        for band in self.bands:
-            part = jax.tree.map(
-                lambda leaf, band=band: leaf[band.first : band.first + band.chunks * chunk].reshape(
-                    band.chunks, chunk
-                ),
-                slots,
-            )
-            carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
+    def run_chunk(carry, slots, capacity):
         tally, nodes, seen = carry
-        server, record = rounds.close_round(setup, root, t, server, tally, counts)
-        return server, nodes, seen, record
+        mine = Shard(storage.rows, storage.start[slots.index], storage.count[slots.index], capacity)
+        old, known = tree.take(nodes, slots.index), seen[slots.index]
+        tally, new, good = rounds.chunk_round(parts, root, t, down, slots, old, known, mine, tally)
+        return (
+            tally,
+            tree.put(nodes, slots.index, new, good),
+            tree.put(seen, slots.index, jnp.ones_like(good), good),
+        )
+
+    def run_if_any(carry, slots, capacity):
+        return jax.lax.cond(
+            jnp.any(slots.on),
+            partial(run_chunk, capacity=capacity),
+            lambda carry, _: carry,
+            carry,
+            slots,
+        ), None
+
+    carry = (rounds.empty_tally(parts.shapes), nodes, seen)
+    for band in bands:
+        part = jax.tree.map(
+            lambda leaf, band=band: leaf[band.first : band.first + band.chunks * chunk].reshape(
+                band.chunks, chunk
+            ),
+            slots,
+        )
+        carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
+    tally, nodes, seen = carry
+    server, record = rounds.close_round(parts, root, t, server, tally, counts)
+    return server, nodes, seen, record
 
 
 def _sorted(
-    slots: rounds.Slots, counts: jax.Array, bands: list[rounds.Band], chunk: int
+    slots: rounds.Slots, counts: jax.Array, bands: tuple[rounds.Band, ...], chunk: int
 ) -> rounds.Slots:
     """Clients that run, largest first, then empty slots up to whole chunks."""
     work = jnp.where(slots.on, counts[slots.index] + 1, 0)
@@ -245,10 +247,11 @@ class _Streamed:
             if node_directory is None
             else DiskNodes(like, clients, node_directory)
         )
-        self.call_up = jax.jit(partial(rounds.call_up, engine.setup))
-        self.chunk_round = jax.jit(self._chunk_round, static_argnames="capacity")
-        self.close_round = jax.jit(partial(rounds.close_round, engine.setup))
-        self.broadcast = jax.jit(engine.setup.algorithm.broadcast)
+        parts = round_parts(engine.setup)
+        self.call_up = shared(_call_up_of, parts)
+        self.chunk_round = shared(_chunk_round_of, parts)
+        self.close_round = shared(_close_round_of, parts)
+        self.broadcast = shared(jax.jit, engine.setup.algorithm.broadcast)
         self.empty = rounds.empty_tally(engine.setup.shapes)
         self.stateful = bool(jax.tree.leaves(like))
 
@@ -302,12 +305,6 @@ class _Streamed:
                 seen[where[some.on]] = True
         return self.close_round(root, t, server, tally, counts)
 
-    def _chunk_round(
-        self, root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity
-    ):
-        data = Shard(rows, starts, counts, capacity)
-        return rounds.chunk_round(self.engine.setup, root, t, down, slots, nodes, seen, data, tally)
-
     def take(self, state: EngineState, positions: np.ndarray) -> Node:
         return self.store.take(positions)
 
@@ -323,6 +320,24 @@ class _Streamed:
 
     def checkpointed(self) -> None:
         self.store.checkpointed()
+
+
+def _call_up_of(parts: RoundParts):
+    return jax.jit(partial(rounds.call_up, parts))
+
+
+def _chunk_round_of(parts: RoundParts):
+    def chunk_round(
+        root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity: int
+    ):
+        data = Shard(rows, starts, counts, capacity)
+        return rounds.chunk_round(parts, root, t, down, slots, nodes, seen, data, tally)
+
+    return jax.jit(chunk_round, static_argnames="capacity")
+
+
+def _close_round_of(parts: RoundParts):
+    return jax.jit(partial(rounds.close_round, parts))
 
 
 def _running(slots: rounds.Slots, counts: np.ndarray) -> rounds.Slots:

@@ -1,156 +1,349 @@
-"""One client as it would be deployed: it owns its rows and its node, and knows nothing but the
-messages it gets.
+"""One client as it is deployed: it owns its rows and its node, and knows nothing but the messages
+it gets.
 
-The acknowledgement rule keeps a site and the server in step when messages are lost. A site holds
-the last node that the server is known to have heard of, and a pending one with its round. A
-broadcast names the last round in which the server accepted an upload of this site: if that is the
-pending round, the pending node becomes the node; otherwise it is dropped.
+A message in, an answer out, and between them one transaction of the site's store: see
+`site_memory` for what a site remembers and the rule of acknowledgement.
 """
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from covey.core import tree, wire
-from covey.core.algorithm import Algorithm, Message, State, evaluate, no_client_posterior
-from covey.core.channel import Channel
-from covey.core.keys import Stream, key_for
+from covey.core import outline, protocol, wire
+from covey.core.algorithm import Message, State, no_client_posterior
+from covey.core.keys import Stream, key_for, message_key
 from covey.core.metrics import Metric
-from covey.core.node import Node, first_node, node_round
+from covey.core.node import Node
+from covey.core.protocol import SERVER, Envelope, Kind, Reason, Refusal
 from covey.core.shard import Shard
-from covey.data.federated import Split
-from covey.engines.messages import Answer, Header, open_body, open_header, seal
-from covey.engines.round import received
+from covey.core.wire import WireError
+from covey.data.division import Split
+from covey.engines.messages import Answer, pack_answer, unpack_down
+from covey.engines.site_memory import Answered, Memory, RefusedError, check_epoch, repeated, settled
+from covey.engines.site_programs import Asked, Programs, Queries, Ready, Workshop
+from covey.engines.site_store import MemoryStore, Store, StoreError
+
+# What a site may report beside its uploads: scalars of a round, or the metrics of an evaluation.
+What: TypeAlias = Literal["info", "metrics"]
+# (what, values) -> the values to report, of the same shapes; None to keep them
+Report: TypeAlias = Callable[[What, PyTree], PyTree | None]
 
 
-class Pending(NamedTuple):
-    """A node whose upload the server is not yet known to have accepted, with that upload in case it
-    is asked for again.
-    """
-
-    round: int
-    node: Node
-    message: bytes
-
-
-class Programs:
-    """The compiled functions of a method. Sites of one process share them; a deployed site has its
-    own.
-    """
-
-    def __init__(self, algorithm: Algorithm, channel: Channel, root: Key[Array, ""]):
-        self.algorithm = algorithm
-        self.root = root
-        self.first_node = jax.jit(partial(first_node, algorithm, channel))
-        self.node_round = jax.jit(partial(_answer, algorithm, channel))
-        self.adapt = jax.jit(algorithm.adapt)
-        self.refresh = None if algorithm.refresh is None else jax.jit(algorithm.refresh)
-        self.evaluate = jax.jit(partial(evaluate, algorithm))
-        self.predict = jax.jit(algorithm.predict)
-        draws = algorithm.posterior.client
-        self.draws = None if draws is None else jax.jit(draws, static_argnums=4)
+# What a program may raise when it is traced for arrays of other shapes than it was written for.
+_MISFITS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class Site:
-    """One client. `like` gives the shapes of the broadcasts it may be sent.
+    """One client of a study.
 
-    secret: where the random numbers of its uploads come from: minibatches, noise, rounding. A
-        deployed site makes one of its own (`core.keys.secret_key`) and tells nobody: privacy rests
-        on it. None takes the run's root, which the server knows; then a run can be repeated, and is
-        simulated.
+    Args:
+        name: Name of the site, under which the server knows it.
+        client_id: Its stable integer in the study.
+        workshop: The method, as a `Workshop`, or `Ready` programs that sites share.
+        data: The rows of each split.
+        study: Name of the study.
+        digest: Digest of its configuration; messages of another one are refused.
+        store: Where the site's memory is kept. Default: in memory.
+        secret: Where the random values of its uploads come from: minibatches, noise, rounding. A
+            deployed site makes one of its own (`core.keys.secret_key`) and tells nobody: privacy
+            rests on it. None takes the run's root, which the server knows; then a run can be
+            repeated, and is simulated.
+        report: What the site reports beside its uploads: (what, values) -> values to report, or
+            None to keep them. Default: everything that the method reports.
+        hello: What the site answers to a greeting, as JSON. Default: nothing.
+        most_bytes: Bytes that a message to the site may have.
     """
 
     def __init__(
         self,
-        programs: Programs,
+        name: str,
         client_id: int,
-        data: dict[str, Shard],
-        like: Message,
+        workshop: Workshop | Ready,
+        data: Mapping[str, Shard],
+        *,
+        study: str,
+        digest: str,
+        store: Store | None = None,
         secret: Key[Array, ""] | None = None,
+        report: Report | None = None,
+        hello: Mapping[str, Any] | None = None,
+        most_bytes: int = protocol.MOST_BYTES,
     ):
-        self.programs, self.client_id, self.data, self.like = programs, client_id, data, like
-        self._root = programs.root if secret is None else secret
-        self.node: Node | None = None
-        self.pending: Pending | None = None
+        self.name, self.client_id, self.workshop, self.data = name, client_id, workshop, data
+        self.study, self.digest, self.most_bytes = study, digest, most_bytes
+        self.store = MemoryStore() if store is None else store
+        self._secret, self._report, self._hello = secret, report, dict(hello or {})
 
-    def receive(self, message: bytes) -> bytes | None:
-        """Answer a broadcast. A repeated one gets the same answer again, an outdated one none."""
-        header = open_header(message)
-        if header.client_id != self.client_id:
-            raise wire.WireError(
-                f"client {self.client_id} got a message for client {header.client_id}"
+    def handle(self, message: bytes) -> bytes:
+        """Answer a message.
+
+        Args:
+            message: The bytes of the message.
+
+        Returns:
+            The answer, or a refusal that says why there is none. What the site remembers is in its
+            store when this returns.
+
+        Raises:
+            WireError: The bytes are no message, or its body is not what it should be. The site's
+                memory has not changed.
+        """
+        envelope, body = protocol.open_envelope(message, most=self.most_bytes)
+        try:
+            self._check_address(envelope)
+            return self._handled(message, envelope, body)
+        except RefusedError as error:
+            return refused(message, envelope, error.refusal)
+        except StoreError as error:
+            return refused(message, envelope, Refusal(Reason.FAILED, f"not stored: {error}"))
+
+    def _handled(self, message: bytes, envelope: Envelope, body: bytes) -> bytes:
+        if envelope.kind == Kind.HELLO:
+            return self._greeted(message, envelope, body)
+        memory = self.store.load()
+        check_epoch(memory, envelope)
+        if envelope.kind == Kind.QUERY:
+            return self._query(memory, message, envelope, body)
+        if envelope.kind == Kind.PREPARE:
+            fresh, reply = self._prepared(memory, message, envelope, body)
+        else:
+            stored = repeated(memory, envelope, message)
+            if stored is not None:
+                return stored
+            fresh, reply = self._answered(settled(memory, envelope), message, envelope, body)
+        if fresh != memory:
+            self.store.save(fresh)
+        return reply
+
+    def _answered(
+        self, memory: Memory, message: bytes, envelope: Envelope, body: bytes
+    ) -> tuple[Memory, bytes]:
+        """The memory after a message to a site that is settled, and the answer."""
+        match envelope.kind:
+            case Kind.ROUND:
+                return self._round(memory, message, envelope, body)
+            case Kind.EVALUATE:
+                return memory, self._evaluated(memory, message, envelope, body)
+            case Kind.STOP:
+                self._unpacked(memory, body)
+                memory = memory._replace(published=body, finished=envelope.round)
+            case _:
+                _need_empty(body)
+        return memory, protocol.seal(envelope.answer(message))
+
+    def _check_address(self, envelope: Envelope) -> None:
+        """A refusal of what is for others, of another study, or no request."""
+        if envelope.is_answer:
+            raise WireError("a site answers, and is not answered")
+        if envelope.receiver != self.name or envelope.sender != SERVER:
+            raise RefusedError(
+                Reason.MISDIRECTED,
+                f"site {self.name!r} got a message from {envelope.sender!r} to "
+                f"{envelope.receiver!r}; it hears {SERVER!r} alone",
             )
-        if self.pending is not None and header.round <= self.pending.round:
-            return self.pending.message if header.round == self.pending.round else None
-        down = open_body(message, self.like)
-        self.settle(header.accepted)
-        return self._run(header.round, down)
+        if envelope.study != self.study or envelope.digest != self.digest:
+            raise RefusedError(
+                Reason.MISDIRECTED,
+                f"site {self.name!r} takes part in study {self.study!r} with configuration "
+                f"{self.digest[:12]}, and got a message of {envelope.study!r} with "
+                f"{envelope.digest[:12]}",
+            )
 
-    def settle(self, accepted: int) -> None:
-        """Keep the pending node if the server accepted its round, drop it if not."""
-        if self.pending is not None:
-            if self.pending.round == accepted:
-                self.node = self.pending.node
-            self.pending = None
+    def _greeted(self, message: bytes, envelope: Envelope, body: bytes) -> bytes:
+        protocol.unpack_text(body)
+        said = {"epoch": self.store.load().epoch, **self._hello}
+        return protocol.seal(envelope.answer(message), protocol.pack_text(said))
+
+    def _round(
+        self, memory: Memory, message: bytes, envelope: Envelope, body: bytes
+    ) -> tuple[Memory, bytes]:
+        """Compute an upload; the node that it leads to is pending."""
+        programs, data = self._programs(memory), self.data["train"]
+        down = unpack_down(body, programs.shapes.down)
+        held = memory.node
+        root = self._root(programs, message, held or b"")
+        if held is None:
+            node = programs.first_node(root, self.client_id, down, data)
+        else:
+            node = wire.unpack(held, programs.shapes.node)
+        answer, new, finite = programs.node_round(
+            root, envelope.round, self.client_id, down, node, data
+        )
+        stamp, seen = protocol.Stamp(envelope.epoch, envelope.round), protocol.token(message)
+        if not finite:
+            text = f"site {self.name!r} has values that are not finite in {stamp}"
+            reply = refused(message, envelope, Refusal(Reason.DIVERGED, text))
+            return memory._replace(answered=Answered(stamp, seen, reply, None)), reply
+        reply = self._reply(message, envelope, answer)
+        last = Answered(stamp, seen, reply, wire.pack(jax.device_get(new)))
+        return memory._replace(answered=last, pending=True), reply
+
+    def _query(self, memory: Memory, message: bytes, envelope: Envelope, body: bytes) -> bytes:
+        """The site's term of a sum. Nothing is remembered."""
+        text, content = protocol.split(body, 2)
+        match protocol.unpack_text(text):
+            case {"name": str(name), "index": int(index), **rest} if not rest:
+                pass
+            case _:
+                raise WireError("a query has a name and an index")
+        if not 0 <= index < 2**30:
+            raise WireError(f"a query has an index below 2^30, got {index}")
+        queries = self._queries(memory)
+        if name not in queries.queries:
+            raise RefusedError(
+                Reason.UNKNOWN,
+                f"site {self.name!r} knows no query {name!r:.100}; there are "
+                f"{', '.join(queries.queries) or 'none'}",
+            )
+        asked = Asked(jnp.int32(index), self._unpacked(memory, content))
+        root = self._root(queries, message, b"")
+        with _fitting(f"the query {name!r}"):
+            answer, finite = queries.answer(name, root, self.client_id, asked, self.data["train"])
+        if not finite:
+            text = f"site {self.name!r} answers {name!r} with values that are not finite"
+            return refused(message, envelope, Refusal(Reason.DIVERGED, text))
+        return self._reply(message, envelope, answer)
+
+    def _evaluated(self, memory: Memory, message: bytes, envelope: Envelope, body: bytes) -> bytes:
+        text, content = protocol.split(body, 2)
+        split = protocol.unpack_text(text)
+        if not isinstance(split, str) or split not in self.data:
+            raise RefusedError(Reason.UNKNOWN, f"there is no split {split!r:.100}")
+        down = self._unpacked(memory, content)
+        with _fitting("an evaluation"):
+            metrics = jax.device_get(self._measured(memory, envelope.round, down, split))
+        if self._report is not None:
+            metrics = self._report("metrics", metrics)
+        if metrics is None:
+            raise RefusedError(Reason.DECLINED, f"site {self.name!r} keeps its metrics to itself")
+        return protocol.seal(envelope.answer(message), wire.pack(metrics))
+
+    def _prepared(
+        self, memory: Memory, message: bytes, envelope: Envelope, body: bytes
+    ) -> tuple[Memory, bytes]:
+        if not self.workshop.needs_preparation:
+            raise RefusedError(Reason.UNKNOWN, "the method of this study needs no preparation")
+        with _fitting("the preparation"):
+            self.workshop.programs(body)
+        fresh = memory._replace(prepared=body, prepared_in=envelope.epoch)
+        return fresh, protocol.seal(envelope.answer(message))
+
+    def _reply(self, message: bytes, envelope: Envelope, answer: Answer) -> bytes:
+        answer = jax.device_get(answer)
+        if self._report is not None and jax.tree.leaves(answer.info):
+            answer = answer._replace(info=self._report("info", answer.info))
+        return protocol.seal(envelope.answer(message), pack_answer(answer))
+
+    def _root(self, programs: Programs | Queries, message: bytes, node: bytes) -> Key[Array, ""]:
+        """Where the random values of an answer come from."""
+        return programs.root if self._secret is None else message_key(self._secret, message, node)
+
+    def _programs(self, memory: Memory) -> Programs:
+        if self.workshop.needs_preparation and not memory.prepared:
+            raise RefusedError(
+                Reason.MISSING,
+                "the method has to be prepared first, and the site has not heard what was found",
+            )
+        return self.workshop.programs(memory.prepared)
+
+    def _queries(self, memory: Memory) -> Queries:
+        if self.workshop.needs_preparation and not memory.prepared:
+            return self.workshop.preparation
+        return self._programs(memory).queries
+
+    def _unpacked(self, memory: Memory, content: bytes) -> PyTree:
+        """A tree that says what it is."""
+        unprepared = self.workshop.needs_preparation and not memory.prepared
+        return outline.unpack(content, () if unprepared else self._programs(memory).known)
+
+    @property
+    def node(self) -> Node | None:
+        """What the site keeps, as far as it is known to be accepted; None before its first
+        upload was.
+        """
+        memory = self.store.load()
+        held = memory.node
+        return None if held is None else wire.unpack(held, self._programs(memory).shapes.node)
+
+    def settle(self, envelope: Envelope) -> None:
+        """Commit or drop what is pending, as a message with this envelope would."""
+        memory = self.store.load()
+        fresh = settled(memory, envelope)
+        if fresh != memory:
+            self.store.save(fresh)
+
+    def published(self) -> tuple[int, Message] | None:
+        """The last round and what to predict with after it; None while the study goes on."""
+        memory = self.store.load()
+        if memory.finished < 0:
+            return None
+        return memory.finished, self._unpacked(memory, memory.published)
 
     def evaluate(self, t: int, down: Message, split: Split) -> dict[str, Metric]:
         """Metrics on one split of the site's own rows."""
-        key = key_for(self.programs.root, Stream.EVALUATE, t, self.client_id)
-        return self.programs.evaluate(key, down, self.state(t, down), self.data[split])
+        return self._measured(self.store.load(), t, down, split)
 
     def predict(self, t: int, down: Message, x: PyTree) -> PyTree:
         """The predictive distribution for new rows."""
-        key = key_for(self.programs.root, Stream.PREDICT, t, self.client_id)
-        return self.programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
+        memory = self.store.load()
+        programs = self._programs(memory)
+        key = key_for(programs.root, Stream.PREDICT, t, self.client_id)
+        return programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
 
     def draws(self, t: int, down: Message, count: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
-        if self.programs.draws is None:
-            raise ValueError(no_client_posterior(self.programs.algorithm))
-        key = jax.random.fold_in(
-            key_for(self.programs.root, Stream.DRAWS, t, self.client_id), chain
-        )
-        return self.programs.draws(key, down, self.state(t, down), self.data["train"], count)
+        programs = self._programs(self.store.load())
+        if programs.draws is None:
+            raise ValueError(no_client_posterior(programs.algorithm))
+        key = jax.random.fold_in(key_for(programs.root, Stream.DRAWS, t, self.client_id), chain)
+        return programs.draws(key, down, self.state(t, down), self.data["train"], count)
 
     def state(self, t: int, down: Message) -> State:
         """What the site predicts with: the state it kept, brought up to date by the method; or one
         adapted from the broadcast.
         """
-        programs, data = self.programs, self.data["train"]
+        return self._state(self.store.load(), t, down)
+
+    def _measured(self, memory: Memory, t: int, down: Message, split: str) -> dict[str, Metric]:
+        programs = self._programs(memory)
+        key = key_for(programs.root, Stream.EVALUATE, t, self.client_id)
+        return programs.evaluate(key, down, self._state(memory, t, down), self.data[split])
+
+    def _state(self, memory: Memory, t: int, down: Message) -> State:
+        programs, data, held = self._programs(memory), self.data["train"], memory.node
         key = key_for(programs.root, Stream.ADAPT, t, self.client_id)
-        if self.node is None or programs.algorithm.hooks.adapt_before_evaluation:
+        if held is None or programs.algorithm.hooks.adapt_before_evaluation:
             return programs.adapt(key, down, data)
-        if programs.refresh is None:
-            return self.node.state
-        return programs.refresh(key, down, self.node.state, data)
-
-    def _run(self, t: int, down: Message) -> bytes:
-        programs, data = self.programs, self.data["train"]
-        node = self.node
-        if node is None:
-            node = programs.first_node(self._root, self.client_id, down, data)
-        answer, node = programs.node_round(self._root, t, self.client_id, down, node, data)
-        reply = seal(Header(self.client_id, t), answer)
-        self.pending = Pending(t, node, reply)
-        return reply
+        state = wire.unpack(held, programs.shapes.node).state
+        return state if programs.refresh is None else programs.refresh(key, down, state, data)
 
 
-def padded(data: Shard, capacity: int) -> Shard:
-    """A site's rows in a buffer of few possible lengths, so that sites can share compiled
-    programs.
-    """
-
-    def pad(leaf):
-        leaf = np.asarray(leaf)
-        return jnp.asarray(np.pad(leaf, [(0, capacity - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]))
-
-    return Shard(jax.tree.map(pad, data.rows), data.start, data.count, capacity)
+def refused(message: bytes, envelope: Envelope, refusal: Refusal) -> bytes:
+    """A refusal of a message with this envelope."""
+    return protocol.seal(envelope.answer(message, Kind.REFUSAL), protocol.pack_refusal(refusal))
 
 
-def _answer(algorithm, channel, root, t, client_id, down, node, data) -> tuple[Answer, Node]:
-    sent, node, info = node_round(algorithm, channel, root, t, client_id, down, node, data)
-    return Answer(sent, info, tree.is_finite((*received(channel, sent), node))), node
+@contextmanager
+def _fitting(what: str) -> Iterator[None]:
+    """Arrays that say what they are may be others than the method can use."""
+    try:
+        yield
+    except _MISFITS as error:
+        raise WireError(f"the content does not fit {what}: {error}") from error
+
+
+def _need_empty(body: bytes) -> None:
+    if body:
+        raise WireError(f"the message should have no body, and has one of {len(body)} bytes")

@@ -2,9 +2,9 @@
 and the column that do not fit.
 """
 
-import warnings
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,9 @@ from covey.fitting.design import Design, names_in
 from covey.fitting.expressions import names_of, needs_of
 from covey.fitting.families import family_of
 from covey.fitting.formula import Bar, Formula
+
+_MANY = 20  # levels that a factor may have whatever the number of rows
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})")
 
 
 def combine(
@@ -56,9 +59,10 @@ def combine(
         >>> design.columns, design.family
         (('sex[T.m]', 'sex[T.x]', 'scale(age)'), 'gaussian')
     """
-    _check_columns(descriptions)
+    _check_columns(descriptions, weights)
     kinds = _kinds(descriptions)
     needs = needs_of(formula)
+    _check_outcome(descriptions, formula)
     for name in needs.inside:
         if kinds.get(name) == "text":
             raise ValueError(
@@ -75,9 +79,7 @@ def combine(
         if not name.startswith("center") and not total.sd > 0:
             raise ValueError(f"{name}: its values do not vary over all sites; leave it out")
         scaled[name] = total.mean, None if name.startswith("center") else total.sd
-    gaps = Counter[str]()
-    for one in descriptions:
-        gaps.update(one.missing)
+    gaps = _gaps(descriptions)
     filled = [] if missing == "drop" else [name for name in needs.columns if name in kinds]
     design = Design(
         text=formula.text,
@@ -130,17 +132,48 @@ def _with_columns(design: Design, bars: list[Bar]) -> Design:
     )
 
 
-def _check_columns(descriptions: Sequence[Description]) -> None:
+def _check_columns(descriptions: Sequence[Description], weights: str | None) -> None:
     """An error for a column that a table lacks."""
     for one in descriptions:
         for name, hint in one.absent.items():
             lacking = [other.site for other in descriptions if name in other.absent]
             if len(lacking) == len(descriptions):
-                raise ValueError(f"the formula names {name!r}, which no table has{hint}")
+                by = "weights=" if name == weights else "the formula"
+                raise ValueError(f"{by} names {name!r}, which no table has{hint}")
             raise ValueError(
                 f"{one.place} lacks the column {name!r}, which other sites have{hint} (site "
                 f"{one.site!r}). Add it, or leave the site or the term out"
             )
+
+
+def _check_outcome(descriptions: Sequence[Description], formula: Formula) -> None:
+    """An error for an outcome that predicts itself, and for tables without a row to use."""
+    outcome = [name for one in formula.outcome.expressions for name in names_of(one)]
+    twice = [name for name in needs_of(formula).columns if name in outcome]
+    if twice and formula.outcome.kind == "plain":
+        raise ValueError(
+            f"{formula.text}: {twice[0]!r} is the outcome and a predictor of it; take it out of "
+            "the right-hand side"
+        )
+    if any(one.complete for one in descriptions):
+        return
+    gaps = _gaps(descriptions)
+    rows = sum(one.rows for one in descriptions)
+    most = ", ".join(
+        f"{name!r} in {count} of {rows}" for name, count in gaps.most_common(3) if count
+    )
+    raise ValueError(
+        "no site has a row in which all columns of the formula are known"
+        + (f"; missing is {most}" if most else ": the tables have no rows")
+    )
+
+
+def _gaps(descriptions: Sequence[Description]) -> Counter[str]:
+    """Missing cells of each column, over all sites."""
+    found = Counter[str]()
+    for one in descriptions:
+        found.update(one.missing)
+    return found
 
 
 def _kinds(descriptions: Sequence[Description]) -> dict[str, str]:
@@ -182,6 +215,7 @@ def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
                 "it in the same way everywhere"
             )
         alike[plain] = level
+    _check_many(name, seen, sum(one.complete for one in descriptions))
     if len(seen) < 2:
         one = f"one level, {next(iter(seen))!r}," if seen else "no level"
         raise ValueError(f"the factor {name!r} has {one} in all tables together; leave it out")
@@ -189,6 +223,21 @@ def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
         order: list[Level] = [level for level in orders.pop() if level in seen]
         return order + sorted(level for level in seen if level not in order)
     return sorted(seen)
+
+
+def _check_many(name: str, levels: Iterable[Level], rows: int) -> None:
+    """An error for dates, and for factors with a level for every other row, such as ids."""
+    found = list(levels)
+    if found and all(_DATE.fullmatch(str(level)) for level in found):
+        raise ValueError(
+            f"{name!r} is a date ({found[0]!r}, ...); make a number of it first, e.g. days since a "
+            "date"
+        )
+    if len(found) > _MANY and len(found) > rows / 2:
+        raise ValueError(
+            f"the factor {name!r} has {len(found)} levels ({found[0]!r}, {found[1]!r}, ...) in "
+            f"{rows} rows: it names rows, as an id does; leave it out"
+        )
 
 
 def _total(descriptions: Sequence[Description], name: str) -> Moments:
@@ -202,7 +251,10 @@ def _total(descriptions: Sequence[Description], name: str) -> Moments:
 def _fill(descriptions: Sequence[Description], name: str, kind: str) -> float | str:
     """What a missing value becomes: the mean over all sites, or the most frequent level."""
     if kind == "number":
-        return _total(descriptions, name).mean
+        total = _total(descriptions, name)
+        if not total.count:
+            raise ValueError(f"{name!r} is missing in every row of every site")
+        return total.mean
     counts = Counter[Any]()
     for one in descriptions:
         for factor, levels in one.levels.items():
@@ -268,29 +320,3 @@ def _check_inner(formula: Formula, bar: Bar) -> None:
             f"{bar.text}: groups inside a site have a random intercept only; write (1 | "
             f"{bar.within or 'site'}:{bar.group}), and (x | {bar.within or 'site'}) for slopes"
         )
-
-
-def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
-    """What a user should know about the tables: sites without rows, outcomes that do not vary.
-
-    Args:
-        descriptions: One per site.
-        formula: The formula.
-
-    Returns:
-        Sentences; each is also a warning.
-    """
-    said = []
-    for one in descriptions:
-        if one.complete == 0:
-            why = "has no rows" if not one.rows else f"has {one.rows} rows, all with missing values"
-            said.append(f"site {one.site!r} {why}: it takes part without any")
-        values = one.outcome.get("values")
-        if values is not None and len(values) == 1 and one.complete > 1:
-            said.append(
-                f"the outcome {formula.outcome.expressions[0]!r} is {values[0]!r} in all "
-                f"{one.complete} rows of site {one.site!r}"
-            )
-    for sentence in said:
-        warnings.warn(sentence, stacklevel=3)
-    return said

@@ -8,6 +8,7 @@ import pandas as pd
 if TYPE_CHECKING:
     from covey.fitting.result import Fit
 
+_COUNTS = {"poisson", "negative_binomial"}  # of the same counts
 _POINTS = 1000  # draws of the posterior that sites are asked about
 
 
@@ -35,6 +36,7 @@ def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
             f"{facts[1]['rows']}: missing values of a column may have dropped some; use "
             "missing='impute' in both, or leave the rows out"
         )
+    _check_outcomes(one, other)
     names = ["this", "other"]
     table = pd.DataFrame(
         {
@@ -49,6 +51,31 @@ def compare(one: "Fit", other: "Fit") -> pd.DataFrame:
     return (
         _left_out(table, one, other) if one.estimate == "posterior" else _tested(table, one, other)
     )
+
+
+def _check_outcomes(one: "Fit", other: "Fit") -> None:
+    """An error for fits of other outcomes: likelihoods of these cannot be compared."""
+    left = [fit.design.formula.outcome for fit in (one, other)]
+    if left[0] != left[1]:
+        shown = [" and ".join(each.expressions) for each in left]
+        raise ValueError(f"fits of one outcome are compared, these have {shown[0]} and {shown[1]}")
+    if one.family != other.family and {one.family, other.family} != _COUNTS:
+        raise ValueError(
+            f"likelihoods of the families {one.family!r} and {other.family!r} cannot be compared"
+        )
+    if one.design.weights != other.design.weights:
+        raise ValueError(
+            f"fits with the same weights are compared, these have weights={one.design.weights!r} "
+            f"and {other.design.weights!r}"
+        )
+    known = [fit.stored.get("outcomes", {}) for fit in (one, other)]
+    differ = [site for site in known[0] if known[0][site] != known[1].get(site, known[0][site])]
+    if differ or set(known[0]) != set(known[1]):
+        site = (differ or sorted(set(known[0]) ^ set(known[1])))[0]
+        raise ValueError(
+            f"fits are compared on the same rows, and those of site {site!r} differ: missing "
+            "values may have dropped some; use missing='impute' in both"
+        )
 
 
 def _tested(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:

@@ -13,6 +13,9 @@ from covey.fitting.tables import Column, Table, column
 Missing: TypeAlias = Literal["drop", "impute", "indicator"]
 RULES = ("drop", "impute", "indicator")
 Level: TypeAlias = str | float | int | bool
+_MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
+_FEW_VALUES = 5
+_MOST_VALUES = 3  # of an outcome of words, where small counts are not told: three are too many
 
 
 class Moments(NamedTuple):
@@ -71,6 +74,9 @@ class Description(NamedTuple):
             counts.
         groups: For each group of a bar term, "absent", "constant" or "varies".
         complete: Rows that a fit uses.
+        codes: For each numeric predictor with a number such as 999 or -9 that is far from all
+            others, this number and how often it stands there.
+        withheld: Factors with levels that too few rows have to be named.
     """
 
     site: str
@@ -85,6 +91,8 @@ class Description(NamedTuple):
     outcome: dict[str, Any]
     groups: dict[str, str]
     complete: int
+    codes: dict[str, tuple[float, int]] = {}  # noqa: RUF012 (never changed)
+    withheld: tuple[str, ...] = ()
 
 
 class Uses(NamedTuple):
@@ -135,8 +143,14 @@ def describe(
     missing: Missing = "drop",
     weights: str | None = None,
     client: str | None = None,
+    least: int = 0,
 ) -> Description:
     """What a site says about its table.
+
+    With `least`, smaller counts are not told: levels and values of the outcome that fewer rows have
+    are not named, fewer missing cells or dropped rows count as none, and moments of fewer values
+    are left out. Where levels are not named, the number of rows is rounded down to a multiple of
+    `least`, so that it does not tell how many rows have them.
 
     Args:
         table: The site's table.
@@ -145,6 +159,7 @@ def describe(
             missing values are filled in.
         weights: The column of prior weights, if any.
         client: The name of the site's group in the formula, where it is known.
+        least: Smallest count that may be told. Default: 0, all are.
 
     Returns:
         The description.
@@ -167,11 +182,13 @@ def describe(
     text = [name for name in needs.alone if name in columns and columns[name].kind == "text"]
     factors = dict.fromkeys(text) | needs.factors
     fills, used = missing != "drop", usable(columns, uses, missing)
-    levels = {
-        name: _levels(name if inner is None else inner, columns, used, counted=fills)
+    counts = {
+        name: _counts(name if inner is None else inner, columns, used)
         for name, inner in factors.items()
         if not set(names_of(name if inner is None else inner)) - set(columns)
     }
+    levels = {name: _levels(found, least, counted=fills) for name, found in counts.items()}
+    withheld = tuple(name for name, found in counts.items() if len(levels[name]) < len(found))
     scaled = {name: inner for name, inner in needs.scaled.items() if _all_numbers(inner, columns)}
     moments = {name: Moments.of(numbers_of(inner, columns)) for name, inner in scaled.items()}
     if fills:
@@ -180,22 +197,60 @@ def describe(
             for name in uses.predictors
             if name in columns and columns[name].kind == "number"
         }
+    size = len(table.frame)
+    complete = int(used.sum()) if columns else size
+    dropped = _told(size - complete, least)
+    if withheld:
+        complete -= complete % least
     return Description(
         site=table.name,
         place=table.place,
-        rows=len(table.frame),
+        rows=complete + dropped,
         absent=absent,
         kinds={name: one.kind for name, one in columns.items()},
-        missing={name: int(one.missing.sum()) for name, one in columns.items()},
+        missing={name: _told(int(one.missing.sum()), least) for name, one in columns.items()},
         levels=levels,
         categories={
-            name: one.categories for name, one in columns.items() if one.categories is not None
+            name: _named(one.categories, [level for level, _ in levels.get(name, ())], least)
+            for name, one in columns.items()
+            if one.categories is not None
         },
-        moments=moments,
-        outcome={} if absent else _outcome(formula, columns, used),
+        moments={name: one for name, one in moments.items() if one.count >= least},
+        outcome={} if absent else _outcome(formula, columns, used, least),
         groups=groups,
-        complete=int(used.sum()) if columns else len(table.frame),
+        complete=complete,
+        codes=_codes(columns, uses, least),
+        withheld=withheld,
     )
+
+
+def _told(count: int, least: int) -> int:
+    return count if count >= least else 0
+
+
+def _named(order: Sequence[str], named: Sequence[Any], least: int) -> tuple[str, ...]:
+    """Categories in their order; with `least`, those that are named."""
+    return tuple(one for one in order if not least or one in named)
+
+
+def _codes(columns: dict[str, Column], uses: Uses, least: int) -> dict[str, tuple[float, int]]:
+    """Numbers that look like codes of missing values: they differ from the range of all others by
+    more than its width. Codes of fewer than `least` rows are not told.
+    """
+    found = {}
+    for name in uses.predictors:
+        if name not in columns or columns[name].kind != "number" or name in uses.factors:
+            continue
+        values = columns[name].values
+        values = values[np.isfinite(values)]
+        for code in _MISSING_CODES:
+            others = values[values != code]
+            if len(others) == len(values) or len(others) < _FEW_VALUES:
+                continue
+            low, high, times = others.min(), others.max(), len(values) - len(others)
+            if times >= least and not low - (high - low) <= code <= high + (high - low):
+                found[name] = float(code), times
+    return found
 
 
 def columns_of(table: Table, uses: Uses) -> dict[str, Column]:
@@ -253,14 +308,15 @@ def _group(table: Table, name: str, client: str | None) -> str:
     return "varies" if len(values) > 1 else "constant"
 
 
-def _levels(
-    expression: str, columns: dict[str, Column], used: np.ndarray, *, counted: bool
-) -> tuple[tuple[Level, int], ...]:
+def _counts(expression: str, columns: dict[str, Column], used: np.ndarray) -> Counter[Level]:
     values = level_values(expression, columns)
-    counts = Counter(
+    return Counter(
         value for value, use in zip(values, used, strict=True) if use and value is not None
     )
-    ordered: list[Any] = sorted(counts)
+
+
+def _levels(counts: Counter[Level], least: int, *, counted: bool) -> tuple[tuple[Level, int], ...]:
+    ordered: list[Any] = sorted(level for level, count in counts.items() if count >= least)
     return tuple((level, counts[level] if counted else 0) for level in ordered)
 
 
@@ -300,17 +356,23 @@ def outcome_column(formula: Formula, columns: dict[str, Column]) -> Column:
     return Column("number", numbers_of(expression, columns))
 
 
-def _outcome(formula: Formula, columns: dict[str, Column], used: np.ndarray) -> dict[str, Any]:
+def _outcome(
+    formula: Formula, columns: dict[str, Column], used: np.ndarray, least: int
+) -> dict[str, Any]:
     if formula.outcome.kind != "plain":
         return {"kind": "counts", "values": None, "whole": True, "categories": None}
     found = outcome_column(formula, columns)
     values = found.values[used]
     values = values[~found.missing[used]]
-    distinct = sorted(set(values.tolist()))
+    counts = Counter(values.tolist())
+    distinct = sorted(value for value, count in counts.items() if count >= least)
+    if least:
+        distinct = distinct[:_MOST_VALUES]
     numeric = found.kind != "text"
+    order = found.categories
     return {
         "kind": found.kind,
-        "values": distinct if len(distinct) <= 2 or not numeric else None,
+        "values": distinct if len(counts) <= 2 or not numeric else None,
         "whole": numeric and bool(np.all((values >= 0) & (values == np.floor(values)))),
-        "categories": found.categories,
+        "categories": None if order is None else _named(order, distinct, least),
     }

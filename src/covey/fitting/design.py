@@ -1,5 +1,6 @@
 """The design of a fit: what all sites need to know to make the same columns of their rows."""
 
+import hashlib
 import warnings
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -39,6 +40,17 @@ class Rows(NamedTuple):
     x: np.ndarray
     y: np.ndarray
     kept: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """A short text that tells these values apart from others."""
+        content = [np.ascontiguousarray(part, float).tobytes() for part in (self.x, self.y)]
+        return hashlib.sha256(b"".join(content)).hexdigest()[:16]
+
+    @property
+    def outcome_digest(self) -> str:
+        """A short text that tells these outcomes apart from others."""
+        return hashlib.sha256(np.ascontiguousarray(self.y, float).tobytes()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -328,6 +340,25 @@ class Design:
                     f"{table.row(at)}: {name} is not finite, e.g. the logarithm of 0; correct the "
                     "value, leave it empty, or change the term"
                 )
+        if with_outcome:
+            self._check_roles(table, dict(named), y, kept)
+
+    def _check_roles(
+        self, table: Table, columns: dict[str, np.ndarray], y: np.ndarray, kept: np.ndarray
+    ) -> None:
+        """An error for weights and counts that cannot be."""
+        wrong = {}
+        if WEIGHTS in columns:
+            why = f"the weight {self.weights!r} must be above 0"
+            wrong[why] = columns[WEIGHTS] <= 0
+        if TOTALS in columns:
+            total, text = columns[TOTALS], self.formula.outcome.kind
+            wrong[f"{text}(...) takes counts, 0, 1, 2, ..., with no more successes than trials"] = (
+                (y < 0) | (y > total) | (y != np.floor(y)) | (total != np.floor(total))
+            )
+        for why, odd in wrong.items():
+            if odd.any():
+                raise ValueError(f"{table.row(int(kept[np.argmax(odd)]))}: {why}")
 
 
 def names_in(design: Design, part: str) -> list[str]:

@@ -65,7 +65,13 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
         filled=fit.design.filled | {name: 0},
     )
     tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
-    return replace(fit, design=design, tables=tables, added=fit.added | drawn)
+    stored = dict(fit.stored)
+    if not empty:
+        stored["digests"] = stored.get("digests", {}) | {name: rows.digest}
+    if table.path is not None and not empty:
+        places = stored.get("added_places", {})
+        stored["added_places"] = places | {name: str(table.path.resolve())}
+    return replace(fit, design=design, tables=tables, added=fit.added | drawn, stored=stored)
 
 
 def personal_draws(fit: "Fit", rows: Mapping[str, Rows]) -> dict[str, Draws]:
@@ -128,10 +134,14 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
 
 
 _PROGRAMS: dict[Any, Callable] = {}
+_SMALL = 1024  # rows; larger sites have programs of their own size
 
 
 def shard_of(design: Design, rows: Rows) -> "Shard":
     """A site's rows as methods take them, filled up to one of few sizes.
+
+    Sites of up to `_SMALL` rows are filled up to the largest of them: one compiled program serves
+    all of them and the sites that join later, and values do not depend on the size.
 
     Args:
         design: The design.
@@ -142,7 +152,9 @@ def shard_of(design: Design, rows: Rows) -> "Shard":
     from covey.core.shard import Rows as Pair
     from covey.core.shard import Shard, bucket_size
 
-    size, count = bucket_size(max(len(rows.y), 2)), len(rows.y)
+    sizes = [design.rows[site] - design.dropped.get(site, 0) for site in design.rows]
+    count, largest = len(rows.y), min(max(sizes, default=2), _SMALL)
+    size = bucket_size(max(count, largest, 2))
     kind = np.int32 if design.family == "bernoulli" else np.float32
     x, y = np.zeros((size, rows.x.shape[1]), np.float32), np.zeros(size, kind)
     x[:count], y[:count] = rows.x, rows.y

@@ -45,7 +45,14 @@ def family_of(
     if values is not None and len(values) < 2:
         shown = f"{values[0]!r} in all rows" if values else "missing in all rows"
         raise ValueError(f"the outcome {name!r} is {shown} of all sites: there is nothing to learn")
+    if text and values is not None and len({str(one).lower() for one in values}) < len(values):
+        raise ValueError(
+            f"the outcome {name!r} is {', '.join(map(repr, values[:5]))}: write it in the same way "
+            "everywhere"
+        )
     two = values is not None and len(values) == 2
+    if family is None and values is None:
+        _check_codes(descriptions, name)
     chosen = family or ("bernoulli" if two else "gaussian")
     if chosen == "bernoulli":
         if values is None or not two:
@@ -64,6 +71,22 @@ def family_of(
     if chosen in ("poisson", "negative_binomial") and not counts:
         raise ValueError(f"family={chosen!r} needs counts, 0, 1, 2, ..., and {name!r} has others")
     return chosen, None
+
+
+def _check_codes(descriptions: Sequence[Description], name: str) -> None:
+    """An error where every site has two values of the outcome, but not the same two."""
+    each = {one.site: one.outcome.get("values") for one in descriptions if one.complete > 2}
+    pairs = {site: tuple(found) for site, found in each.items() if found and len(found) == 2}
+    if len(set(pairs.values())) < 2 or any(found is None for found in each.values()):
+        return
+    (one, first), (other, second) = next(
+        (a, b) for a in pairs.items() for b in pairs.items() if a[1] != b[1]
+    )
+    raise ValueError(
+        f"the outcome {name!r} has the values {first[0]:g} and {first[1]:g} at {one} and "
+        f"{second[0]:g} and {second[1]:g} at {other}; code it in the same way everywhere, or give "
+        "family='gaussian' where these are amounts"
+    )
 
 
 def _values(descriptions: Sequence[Description]) -> tuple[list[Any] | None, bool]:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,14 +11,22 @@ import numpy as np
 import pandas as pd
 
 from covey.data.federated import FederatedData
-from covey.fitting.combination import combine, warn_of
+from covey.fitting.cautions import warn_of, warn_of_rows
+from covey.fitting.combination import combine
 from covey.fitting.description import RULES, Description, Missing, describe
 from covey.fitting.design import Design, Rows
-from covey.fitting.expressions import is_name, names_of
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import Estimate, check_method, found_by, method_of
-from covey.fitting.priors import LogPrior, Statistics, check_slopes, chosen_priors, printed
+from covey.fitting.priors import (
+    LogPrior,
+    Statistics,
+    check_constants,
+    check_slopes,
+    chosen_priors,
+    printed,
+)
 from covey.fitting.tables import Place, Table, read_tables
+from covey.fitting.tables_again import outcome_name
 
 if TYPE_CHECKING:
     from covey.fitting.result import Fit
@@ -94,9 +104,7 @@ def fit(
     if missing not in RULES:
         raise ValueError(f"missing must be one of {', '.join(RULES)}, got {missing!r}")
     label = client or next((b.within or b.group for b in parsed.bars), None)
-    left = parsed.outcome.expressions[0]
-    outcome = names_of(left)[0] if parsed.outcome.kind == "plain" and is_name(left) else None
-    tables = read_tables(data, client=label, outcome=outcome)
+    tables = read_tables(data, client=label, outcome=outcome_name(parsed))
     given = client or (label if _is_one_table(data) else None)
     place = str(Path(data).resolve()) if isinstance(data, (str, Path)) else None
     return fit_tables(
@@ -168,10 +176,16 @@ def fit_tables(
     options = {"missing": missing, "weights": weights, "client": client}
     design = combine(described, formula, family=family, **options)
     check_method(design, method, estimate, has_priors=priors is not None)
+    if out is not None:
+        _check_folder(Path(out))
     notes = warn_of(described, formula)
     rows = {name: design.rows_of(table) for name, table in tables.items()}
-    statistics = statistics_of(design, rows)
+    digests = {name: one.digest for name, one in rows.items()}
+    each = {name: Statistics.of(design, one) for name, one in rows.items()}
+    statistics = reduce(add, each.values())
     check_slopes(design, statistics, list(tables))
+    check_constants(design, statistics)
+    notes += warn_of_rows(design, described, each, digests)
     chosen = chosen_priors(design, statistics, priors)
     prior = LogPrior.of(design, statistics, chosen)
     algorithm = method_of(design, method, estimate, prior)
@@ -198,7 +212,12 @@ def fit_tables(
         notes=tuple(notes),
         run=run,
         tables=tables,
-        stored={"described": _size(described)} | ({} if place is None else {"place": place}),
+        stored={
+            "described": _size(described),
+            "digests": digests,
+            "outcomes": {name: one.outcome_digest for name, one in rows.items()},
+        }
+        | ({} if place is None else {"place": place}),
     )
     if out is not None:
         result.save(out)
@@ -206,18 +225,12 @@ def fit_tables(
     return result
 
 
-def statistics_of(design: Design, rows: Mapping[str, Rows]) -> Statistics:
-    """Sums over sites that priors are scaled by.
-
-    Args:
-        design: The design.
-        rows: Rows of each site.
-    """
-    each = [Statistics.of(design, one) for one in rows.values()]
-    total = each[0]
-    for one in each[1:]:
-        total = total + one
-    return total
+def _check_folder(folder: Path) -> None:
+    if folder.is_dir() and (found := sorted(path.name for path in folder.iterdir())):
+        raise ValueError(
+            f"{folder} is not empty: it holds {', '.join(found[:3])}; choose another --out (out=), "
+            "or remove it"
+        )
 
 
 def federated(design: Design, rows: Mapping[str, Rows]) -> FederatedData:

@@ -180,7 +180,6 @@ def _of_fedpop(drawn: Any, terms: Terms) -> np.ndarray:
 
 def _of_marginal(run: "Run", terms: Terms) -> Found:
     import jax
-    import jax.numpy as jnp
 
     shared: Any = run.posterior.shared
     law = shared.law
@@ -194,16 +193,15 @@ def _of_marginal(run: "Run", terms: Terms) -> Found:
         "k_hat": law.k_hat,
         "ess": law.effective_draws,
     }
-    describe = jax.jit(jax.vmap(law.describe))
     if law.sample is None:
         points = law.points(jax.random.key(run.seed), SHARED_DRAWS)
         table = law.table(probability=0.9)
         table.columns = ["mean", "sd", "q05", "q95"]
         table.index = pd.Index(_in_terms(law.names, terms), name="term")
         table = table.loc[list(terms.names)]
-        drawn = terms.stacked(jax.device_get(describe(jnp.asarray(points, float))))
+        drawn = terms.stacked(jax.device_get(law.described(points)))
         return Found(table, drawn, said)
-    values = terms.stacked(jax.device_get(describe(jnp.asarray(law.sample.points, float))))
+    values = terms.stacked(jax.device_get(law.described(law.sample.points)))
     table = _table(terms, values, law.sample.weights)
     table["ess"] = law.effective_draws
     from covey.kernels.pareto_smoothing import systematic

@@ -328,3 +328,19 @@ def check_slopes(design: Design, statistics: Statistics, sites: Sequence[str]) -
                 f"each of the {len(sites)} sites, so that its effect cannot be told from the "
                 "intercept's; take it out of the bar term"
             )
+
+
+def check_constants(design: Design, statistics: Statistics) -> None:
+    """An error for a column that has one value in all rows: the intercept says it already.
+
+    Args:
+        design: The design.
+        statistics: Sums over sites.
+    """
+    for name in design.columns if design.intercept else ():
+        one = statistics.columns[name]
+        if one.count > 1 and one.squares <= 1e-20 * one.count * one.mean**2:
+            raise ValueError(
+                f"{name!r} is {one.mean:g} in all rows of all sites, so that its effect cannot be "
+                "told from the intercept; leave it out"
+            )

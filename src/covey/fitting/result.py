@@ -12,6 +12,7 @@ import pandas as pd
 from covey.fitting.comparison import compare, left_out
 from covey.fitting.design import Design
 from covey.fitting.enrolment import add_client, personal_draws
+from covey.fitting.expressions import nearest
 from covey.fitting.methods import Estimate, Found
 from covey.fitting.prediction import (
     Draws,
@@ -22,7 +23,8 @@ from covey.fitting.prediction import (
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Table, read_table, read_tables
+from covey.fitting.tables import Place, Table, read_table
+from covey.fitting.tables_again import tables_again
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -119,7 +121,7 @@ class Fit:
                     f"a fit that was loaded has no rows{at}; give the tables: "
                     "covey.load_fit(folder, data=...)"
                 )
-            self.tables = read_tables(place, client=self.design.client)
+            self.tables = tables_again(self, place)
         return self.tables
 
     def summary(self) -> pd.DataFrame:
@@ -175,10 +177,11 @@ class Fit:
     def _by_site(self, values_of: Any) -> pd.DataFrame:
         terms = Terms.of(self.design)
         names = ["mean", "sd", "q05", "q95"]
-        if not terms.effects:
+        sites = self.site_draws() if terms.effects else {}
+        if not sites:
             return pd.DataFrame(columns=["client", "term", *names])
         pieces = []
-        for site, draws in self.site_draws().items():
+        for site, draws in sites.items():
             values = values_of(draws)
             low, high = np.quantile(values, (0.05, 0.95), axis=0)
             columns = dict(zip(names, (values.mean(0), values.std(0), low, high), strict=True))
@@ -196,14 +199,25 @@ class Fit:
         """Draws that predictions for a site use: its own, or those of a new site.
 
         Args:
-            client: The site; None, or a name that is not known, is a new site.
+            client: The site; None is a new site.
         """
+        if client is not None and client not in self.clients:
+            raise ValueError(
+                f"there is no site {client!r}{nearest(client, self.clients)}; sites are "
+                f"{', '.join(self.clients)}; leave the site out (client=None) for a new one"
+            )
         terms = Terms.of(self.design)
         if not terms.effects:
             shared = self.found.draws
             return Draws(shared, np.zeros((len(shared), 0))).thinned(1000)
-        if client is not None and client in self.clients:
-            return self.site_draws()[client]
+        if client is not None:
+            known = self.site_draws()
+            if client not in known:
+                raise ValueError(
+                    f"the effects of {client!r} are known there alone: each site of a study has "
+                    "its own fit; leave client out to predict for a new site"
+                )
+            return known[client]
         return effects_of_a_new_site(terms, self.found.draws, self.seed).thinned(1000)
 
     def predict(
@@ -219,8 +233,8 @@ class Fit:
         Args:
             table: New rows: a data frame, or a CSV or Parquet file, with the columns of the formula
                 in any order. The outcome is not needed.
-            client: The site that the rows are of. None, or a name that is not known, is a new site,
-                whose effects vary as those of the population.
+            client: The site that the rows are of. None is a new site, whose effects vary as those
+                of the population.
             intervals: Probabilities of the intervals. Default: 50 and 90 %.
             new_levels: "error" (default) names a factor level that no site had; "reference"
                 predicts it as the factor's first level.

@@ -24,7 +24,8 @@ from covey.fitting.design import Design
 from covey.fitting.methods import Found, method_of
 from covey.fitting.prediction import Draws
 from covey.fitting.priors import LogPrior, Prior
-from covey.fitting.tables import Place, read_tables
+from covey.fitting.tables import Place
+from covey.fitting.tables_again import tables_again
 
 if TYPE_CHECKING:
     from covey.data.federated import FederatedData
@@ -41,6 +42,7 @@ def save(fit: "Fit", folder: Path) -> Path:
         folder: The folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _refuse_another(fit, folder)
     sites = fit.site_draws()
     _write_csv(folder / "summary.csv", fit.found.table.reset_index())
     _write_csv(folder / "effects.csv", fit.effects())
@@ -72,10 +74,28 @@ def save(fit: "Fit", folder: Path) -> Path:
         "added": list(fit.added),
         "left_out": fit.stored.get("left_out"),
         "place": fit.stored.get("place"),
+        "added_places": fit.stored.get("added_places", {}),
+        "digests": fit.stored.get("digests", {}),
+        "outcomes": fit.stored.get("outcomes", {}),
+        "record": _record(fit),
     }
     text = json.dumps(content, indent=1, default=_plain)
     atomic_files.write(folder / "fit.json", text.encode())
     return folder
+
+
+def _refuse_another(fit: "Fit", folder: Path) -> None:
+    """An error for a folder that holds another fit, whose files would be mixed with this one's."""
+    if not (folder / "fit.json").exists():
+        return
+    there, digests = _read(folder), fit.stored.get("digests", {})
+    same = there["design"]["text"] == fit.formula and all(
+        digests.get(site) == digest for site, digest in there.get("digests", {}).items()
+    )
+    if not same or (there["estimate"], there["method"]) != (fit.estimate, fit.method):
+        raise ValueError(
+            f"{folder} holds another fit ({there['design']['text']}); choose another folder"
+        )
 
 
 def load_fit(
@@ -115,8 +135,8 @@ def load_fit(
     }
     added = {name: sites[name] for name in content["added"]}
     stored: dict[str, Any] = {"traffic": content["traffic"]}
-    for name in ("left_out", "place"):
-        if content[name] is not None:
+    for name in ("left_out", "place", "added_places", "digests", "outcomes", "record"):
+        if content.get(name) is not None:
             stored[name] = content[name]
     prior = LogPrior(
         tuple(
@@ -134,13 +154,14 @@ def load_fit(
         found=Found(table.set_index("term"), found["shared"], content["diagnostics"]),
         seed=content["seed"],
         notes=tuple(content["notes"]),
-        tables=None if data is None else read_tables(data, client=design.client),
         added=added,
         site_draws_={name: one for name, one in sites.items() if name not in added},
         stored=stored,
     )
     if (folder / "published.bin").exists():
         stored["published"] = lambda: _published(fit, folder / "published.bin")
+    if data is not None:
+        fit.tables = tables_again(fit, data)
     return fit
 
 
@@ -161,6 +182,22 @@ def _read(folder: Path) -> dict[str, Any]:
             f"{version('covey')}, reads format {FORMAT}; fit again, or use covey {by}"
         )
     return content
+
+
+def _record(fit: "Fit") -> dict[str, Any] | None:
+    """What the report says about the run, so that a loaded fit has the same report."""
+    from covey.report.from_fit import record_of
+
+    found = record_of(fit)
+    if found is None:
+        return None
+    return {
+        name: [
+            {key: None if pd.isna(value) else value for key, value in row.items()}
+            for row in table.to_dict("records")
+        ]
+        for name, table in found.items()
+    }
 
 
 def _write_csv(path: Path, table: pd.DataFrame) -> None:

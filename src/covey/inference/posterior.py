@@ -23,6 +23,7 @@ from covey.core.algorithm import (
 )
 from covey.core.shard import Axis
 from covey.data.federated import FederatedData
+from covey.data.roster import Roster
 from covey.models.predictive import Predictive, mixture_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class RunPosterior:
     def __init__(
         self,
         method: Algorithm,
-        data: FederatedData,
+        data: FederatedData | Roster,
         origin: Origin,
         *,
         draw_clients: Callable[..., PyTree],

@@ -45,6 +45,7 @@ def langevin_steps(
     noises: Noises,
     round_: Int[Array, ""],
     start: PyTree,
+    common: Callable[[PyTree], PyTree] | None = None,
 ) -> PyTree:
     """K Langevin steps of every chain.
 
@@ -57,6 +58,8 @@ def langevin_steps(
         noises: The scale s_j of each source of noise and its key.
         round_: Rounds before this one, for a step size that falls.
         start: The chains before the first step, on the last axis.
+        common: (all chains) -> a part of their gradients that is added to `gradient`, for what is
+            known for all chains at once. Default: none.
 
     Returns:
         The chains after the last step.
@@ -77,7 +80,10 @@ def langevin_steps(
         done = round_ * steps + index
         eta = settings.step_size / (1 + settings.decay * done.astype(float))
         keys = jax.random.split(jax.random.fold_in(choose, index), settings.chains)
-        moved = jax.tree.map(lambda at, g: at - eta * g, theta, each_chain(gradient, keys, theta))
+        found = each_chain(gradient, keys, theta)
+        if common is not None:
+            found = jax.tree.map(jnp.add, found, common(theta))
+        moved = jax.tree.map(lambda at, g: at - eta * g, theta, found)
         spread = jnp.sqrt(2 * eta * settings.temperature)
         return jax.tree.map(lambda at, xi: at + spread.astype(at.dtype) * xi, moved, noise)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from covey.kernels.positive_definite import inverse, log_det
+from covey.kernels.triangle import packed, unpacked
 
 
 class CrossProducts(NamedTuple):
@@ -46,16 +47,77 @@ def cross_products(
         The cross products.
     """
     keep = mask.astype(x.dtype)
-    x, z, residual = x * keep[:, None], z * keep[:, None], residual * keep
+    together = jnp.concatenate([x, z, residual[:, None]], axis=1) * keep[:, None]
+    return _parts(jnp.sum(keep), together.T @ together, x.shape[1])
+
+
+class Kept(NamedTuple):
+    """Cross products as a client keeps them between rounds, in single precision: as sums of two
+    numbers, so that little is lost (48 bits are left), and relative to the size of each column, so
+    that any units do.
+
+    Attributes:
+        rows: Number of rows.
+        size: Root of the sum of squares of each column of X, Z and r.
+        high: The upper triangle of their cross products over the sizes, rounded.
+        low: What rounding took away.
+    """
+
+    rows: Float[Array, ""]
+    size: Float[Array, " columns"]
+    high: Float[Array, " entries"]
+    low: Float[Array, " entries"]
+
+
+def kept(of: CrossProducts) -> Kept:
+    """The cross products, to be kept; called in double precision.
+
+    Args:
+        of: The cross products.
+
+    Returns:
+        The same in two parts.
+
+    Example:
+        >>> x, y = jnp.full((3, 1), 2.0), jnp.array([1.0, 2.0, 4.0])
+        >>> of = cross_products(x, jnp.zeros((3, 0)), y, jnp.ones(3, bool))
+        >>> recalled(kept(of), 1).xr.round(3).tolist()
+        [14.0]
+    """
+    beside = jnp.concatenate([of.xx, of.xz, of.xr[:, None]], axis=1)
+    below = jnp.concatenate([of.xz.T, of.zz, of.zr[:, None]], axis=1)
+    last = jnp.concatenate([of.xr, of.zr, of.rr[None]])
+    gram = jnp.concatenate([beside, below, last[None]])
+    square = jnp.diagonal(gram)
+    size = _in_single(jnp.where(square > 0, jnp.sqrt(square), 1.0))
+    entries = packed(gram / jnp.outer(size, size))
+    return Kept(of.rows, size, _in_single(entries), entries - _in_single(entries))
+
+
+def recalled(of: Kept, coefficients: int) -> CrossProducts:
+    """The cross products that were kept.
+
+    Args:
+        of: What was kept.
+        coefficients: Number of columns of X.
+
+    Returns:
+        The cross products.
+    """
+    gram = unpacked(of.high + of.low) * jnp.outer(of.size, of.size)
+    return _parts(of.rows, gram, coefficients)
+
+
+def _parts(rows: Float[Array, ""], gram: Float[Array, "n n"], p: int) -> CrossProducts:
+    """The blocks of the cross products of [X Z r]."""
+    x, z, r = slice(0, p), slice(p, len(gram) - 1), -1
     return CrossProducts(
-        jnp.sum(keep),
-        x.T @ x,
-        x.T @ z,
-        z.T @ z,
-        x.T @ residual,
-        z.T @ residual,
-        residual @ residual,
+        rows, gram[x, x], gram[x, z], gram[z, z], gram[x, r], gram[z, r], gram[r, r]
     )
+
+
+def _in_single(values: Array) -> Array:
+    return values.astype(jnp.float32).astype(values.dtype)
 
 
 def log_likelihood(

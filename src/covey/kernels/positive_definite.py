@@ -23,6 +23,9 @@ def inverse(matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """
     if len(matrix) == 1:
         return jnp.where(matrix > 0, 1 / matrix, jnp.nan)
+    if len(matrix) == 2:  # a call of a library takes longer than all the rest
+        (a, b), (_, d) = matrix
+        return jnp.array([[d, -b], [-b, a]]) / _determinant(matrix)
     factor = jnp.linalg.cholesky(matrix)
     return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(len(matrix), dtype=matrix.dtype))
 
@@ -43,7 +46,15 @@ def log_det(matrix: Float[Array, "n n"]) -> Float[Array, ""]:
     """
     if len(matrix) == 1:
         return jnp.log(matrix[0, 0])
+    if len(matrix) == 2:
+        return jnp.log(_determinant(matrix))
     return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
+
+
+def _determinant(matrix: Float[Array, "2 2"]) -> Float[Array, ""]:
+    """NaN where the matrix is not positive definite."""
+    (a, b), (_, d) = matrix
+    return jnp.where((a > 0) & (a * d > b * b), a * d - b * b, jnp.nan)
 
 
 @inverse.defjvp

@@ -2,15 +2,29 @@
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
 
+class AsItIs(NamedTuple):
+    """An argument of a function in double precision that is not converted, e.g. because only some
+    of it is used; see `doubled`.
+    """
+
+    value: PyTree
+
+
+def doubled(tree: PyTree) -> PyTree:
+    """Floating-point arrays in double precision; called inside of `in_double`."""
+    return _cast(tree, jnp.float64)
+
+
 def in_double(function: Callable[..., PyTree], *settings: Hashable) -> Callable[..., PyTree]:
-    """The function computed in float64: its floating-point arguments become float64, and its
-    results get the run's own precision again.
+    """The function computed in float64: its floating-point arguments become float64, unless they
+    are `AsItIs`, and its results get the run's own precision again.
 
     It can be called inside `jit`, `vmap` and loops. Branches and loops belong inside of it: a
     branch of a `cond` that is called in double precision is transformed outside of it. What is
@@ -37,7 +51,8 @@ def in_double(function: Callable[..., PyTree], *settings: Hashable) -> Callable[
     def in_float64(*arguments: PyTree) -> PyTree:
         outside = jnp.zeros(()).dtype
         with jax.enable_x64(True):
-            found = _traced_once(function, settings)(*_cast(arguments, jnp.float64))
+            given = (one if isinstance(one, AsItIs) else doubled(one) for one in arguments)
+            found = _traced_once(function, settings)(*given)
             return _cast(found, outside)
 
     return in_float64

@@ -3,8 +3,9 @@ distribution.
 
 A `Model` has parameters that all clients share; a `MixedModel` has random effects for each client
 as well. Use one of the catalogue (`MODELS`, `MIXED_MODELS`), any Equinox module through
-`from_equinox`, or your own functions through `from_function`. Models written in NumPyro come
-through `covey.models.numpyro`, which is imported by name, as NumPyro is an extra.
+`from_equinox`, any Flax NNX module through `from_flax`, or your own functions through
+`from_function`. Models written in NumPyro come through `covey.models.numpyro`, which is imported by
+name, as NumPyro is an extra.
 """
 
 from covey.core.measure import measure
@@ -24,6 +25,7 @@ from covey.models.convolution import (
 )
 from covey.models.effects import LAWS, Law, energy, fixed, gaussian, mixture
 from covey.models.factor_analysis import FactorAnalysis, factor_analysis
+from covey.models.flax import from_flax
 from covey.models.gaussian_mixture import GaussianMixture, gaussian_mixture
 from covey.models.latent import LatentModel, Repairs
 from covey.models.linear import (
@@ -116,6 +118,7 @@ __all__ = [
     "fixed",
     "from_density",
     "from_equinox",
+    "from_flax",
     "from_function",
     "gaussian",
     "gaussian_mixture",

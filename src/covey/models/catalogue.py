@@ -77,13 +77,22 @@ _MINIBATCHES = ("fedper", "fedrep")
 _LIKELIHOOD_ONLY = (
     "apfl",
     "clustered",
+    "ditto",
     "fedavg",
     "fedavg_plus",
+    "fedbe",
     "fedprox",
+    "l2gd",
+    "lg_fedavg",
     "local",
     "mb_sgd",
+    "mime",
+    "mimelite",
     "mixture",
+    "mocha",
+    "per_fedavg",
     "pfedme",
+    "scaffold",
 )
 
 
@@ -97,7 +106,12 @@ _KINDS: dict[type, _Kind] = {
     Model: _Kind(
         "a model whose parameters all clients share",
         MODELS,
-        ("from_equinox(module)", "from_function(...)", "numpyro.from_numpyro(model, spec)"),
+        (
+            "from_equinox(module)",
+            "from_flax(module)",
+            "from_function(...)",
+            "numpyro.from_numpyro(model, spec)",
+        ),
     ),
     MixedModel: _Kind(
         "a mixed model, with random effects for each client",

@@ -7,6 +7,8 @@ intercept, z_j to the weight of the j-th column in `slopes`,
     predictor = x'w + b + z_0 + sum_j z_j x_j.
 """
 
+from functools import lru_cache
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
@@ -354,8 +356,15 @@ def _generalised(
     """The generalised linear regression of a family with random effects added to its
     coefficients.
     """
+    Regression(name, family, scale, roles).check()
+    slopes = roles.slopes if isinstance(roles.slopes, str) else tuple(roles.slopes)
+    roles = roles._replace(slopes=slopes, random_only=tuple(roles.random_only))
+    return _remembered(name, family, roles, scale)
+
+
+@lru_cache(maxsize=64)  # equal models are one object, so that runs share compiled programs
+def _remembered(name: str, family: Family, roles: Roles, scale: float | None) -> MixedModel:
     regression = Regression(name, family, scale, roles)
-    regression.check()
     slopes = roles.slopes
 
     def own(phi: Parameters, z: Float[Array, " effects"]) -> Parameters:

@@ -157,7 +157,6 @@ def from_equinox(
         (2, 3)
     """
     label = name or getattr(build, "__name__", "module").strip("<>")
-    read = reader(label, outcome, scale)
     # What is not an array cannot leave a traced function, so the skeleton is made here once and the
     # parameters fill it.
     shapes = eqx.filter_eval_shape(build, jax.random.key(0))
@@ -169,9 +168,33 @@ def from_equinox(
         module = eqx.combine(params, skeleton)
         return (module if batched else jax.vmap(module))(scaled(x))
 
+    def start(key: Key[Array, ""]) -> PyTree:
+        return eqx.filter(build(key), eqx.is_array)
+
+    return of_outputs(label, outcome, scale, start, output)
+
+
+def of_outputs(
+    label: str,
+    outcome: Outcome,
+    scale: float | None,
+    start: Callable[[Key[Array, ""]], PyTree],
+    output: Callable[[PyTree, Shaped[Array, " rows *features"]], Float[Array, " rows *outputs"]],
+) -> Model:
+    """The model of a network that others have written, with a check of its outputs.
+
+    Args:
+        label: Name in reports and messages.
+        outcome: What an output means, as in `from_equinox`.
+        scale: Standard deviation of the Gaussian where the outcome is a number.
+        start: (key) -> parameters.
+        output: (parameters, rows) -> outputs.
+    """
+    read = reader(label, outcome, scale)
+
     def init(key: Key[Array, ""], spec: Spec) -> PyTree:
         expected = outputs_of(label, outcome, spec)
-        params = eqx.filter(build(key), eqx.is_array)
+        params = start(key)
         rows = 3
         x = jax.ShapeDtypeStruct((rows, *spec.rows.x.shape), spec.rows.x.dtype)
         shape = jax.eval_shape(output, params, x).shape

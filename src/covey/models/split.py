@@ -1,7 +1,7 @@
 """A network cut in two: a body phi that all clients share, and a personal head for each client.
 
 FedPop puts a prior on the head; FedRep and FedPer train one for each client. The reverse cut of
-LG-FedAvg (personal features, shared last layer) is `personal=("convolutions", "hidden")`.
+LG-FedAvg (personal features, shared last layer) is `shared="output"`.
 """
 
 import math
@@ -37,7 +37,9 @@ class Placeholder:
     dtype: np.dtype
 
 
-def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
+def split_network(
+    model: Model, *, personal: Names = "output", shared: Names | None = None
+) -> MixedModel:
     """A network with a shared body and a personal head for each client.
 
     The arrays of the head, one after the other, are the effects z of the mixed model. Body and head
@@ -48,6 +50,8 @@ def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
         personal: Names of the fields of the head, as `divide` reads them. Default: "output", the
             last layer. () leaves nothing personal, as in FedAvg; "all" leaves nothing shared, as in
             local training.
+        shared: Names of the fields of the body, in place of `personal`: all others are then
+            personal, as in LG-FedAvg. Default: None, by `personal`.
 
     Returns:
         A mixed model for `fedpop`, `fedrep` and `fedper`.
@@ -62,11 +66,15 @@ def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
         (18,)
     """
 
+    def halves(key: Key[Array, ""], spec: Spec) -> tuple[PyTree, Float[Array, " head"]]:
+        params = model.init(key, spec)
+        return divide(params, personal if shared is None else all_but(params, shared))
+
     def init(key: Key[Array, ""], spec: Spec) -> PyTree:
-        return divide(model.init(key, spec), personal)[0]
+        return halves(key, spec)[0]
 
     def init_effects(key: Key[Array, ""], spec: Spec) -> Float[Array, " head"]:
-        return divide(model.init(key, spec), personal)[1]
+        return halves(key, spec)[1]
 
     def log_likelihood(phi: PyTree, z: Float[Array, " head"], rows: Rows) -> Float[Array, " rows"]:
         return model.log_likelihood(join(phi, z), rows)
@@ -76,7 +84,8 @@ def split_network(model: Model, *, personal: Names = "output") -> MixedModel:
     ) -> Predictive:
         return model.predictive(join(phi, z), x)
 
-    limit = {(): ", nothing personal", _ALL: ", nothing shared"}.get(personal, "")
+    limits = {(): ", nothing personal", _ALL: ", nothing shared"}
+    limit = limits.get(personal, "") if shared is None else ""
     return MixedModel(f"mixed_{model.name}{limit}", init, init_effects, log_likelihood, predictive)
 
 
@@ -98,20 +107,34 @@ def divide(params: PyTree, personal: Names) -> tuple[PyTree, Float[Array, " head
         >>> head.tolist(), join(body, head + 1)["output"].tolist()
         ([0.0, 0.0], [1.0, 1.0])
     """
-    found, structure = jax.tree_util.tree_flatten_with_path(params)
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
-    leaves = [leaf for _, leaf in found]
-    own = (
-        [True] * len(leaves)
-        if personal == _ALL
-        else _named(paths, (personal,) if isinstance(personal, str) else personal)
-    )
+    leaves, structure = jax.tree.flatten(params)
+    own = [True] * len(leaves) if personal == _ALL else _named(_paths(params), personal)
     body = [
         Placeholder(leaf.shape, leaf.dtype) if mine else leaf
         for leaf, mine in zip(leaves, own, strict=True)
     ]
     head, _ = ravel_pytree([leaf for leaf, mine in zip(leaves, own, strict=True) if mine])
     return jax.tree.unflatten(structure, body), head
+
+
+def all_but(params: PyTree, shared: Names) -> tuple[str, ...]:
+    """The names of all arrays of a network but some, for `divide`.
+
+    Args:
+        params: Parameters with named fields.
+        shared: Names of the fields to leave out, as `divide` reads them.
+
+    Returns:
+        The path of each other array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> all_but({"first": jnp.ones(3), "second": jnp.ones(3), "output": jnp.ones(2)}, "output")
+        ('first', 'second')
+    """
+    paths = _paths(params)
+    named = zip(paths, _named(paths, shared, option="shared"), strict=True)
+    return tuple(path for path, is_shared in named if not is_shared)
 
 
 def join(body: PyTree, head: Float[Array, " head"]) -> PyTree:
@@ -241,14 +264,21 @@ def mixed_character_lstm(
     )
 
 
-def _named(paths: list[str], names: tuple[str, ...]) -> list[bool]:
+def _paths(params: PyTree) -> list[str]:
+    """The path of each array, with dots."""
+    found = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
+
+
+def _named(paths: list[str], given: Names, option: str = "personal") -> list[bool]:
     """Which arrays have one of the names on their path."""
+    names = (given,) if isinstance(given, str) else given
     by_name = {name: [f".{name}." in f".{path}." for path in paths] for name in names}
     for name, matches in by_name.items():
         if not any(matches):
             known = ", ".join(path or "one without a name" for path in paths)
             raise ValueError(
-                f"personal: this network has no field {name!r}; its arrays are {known}"
+                f"{option}: this network has no field {name!r}; its arrays are {known}"
             )
     own = (
         [any(matches) for matches in zip(*by_name.values(), strict=True)]
@@ -256,8 +286,10 @@ def _named(paths: list[str], names: tuple[str, ...]) -> list[bool]:
         else [False] * len(paths)
     )
     if own and all(own):
+        own_all = option == "personal"
+        left, instead = ("shared", '"all"') if own_all else ("personal", "personal=()")
         raise ValueError(
-            f"personal: {', '.join(names)} is every array of this network and nothing is shared; "
-            'say "all" to mean it'
+            f"{option}: {', '.join(names)} is every array of this network and nothing is {left}; "
+            f"say {instead} to mean it"
         )
     return own

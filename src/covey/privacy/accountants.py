@@ -18,6 +18,7 @@ distribution, and the probability of more is part of delta.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,41 @@ def rdp(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> float:
         _finite(compute(_ORDERS, rounds * _of_round(mechanism, group), delta)[0])
         for group in mechanism.groups
     )
+
+
+def rdp_of_several(spent: Sequence[tuple[LangevinMechanism, int]], *, delta: float) -> float:
+    """Epsilon of rounds of several mechanisms on the same rows, by Renyi differential privacy.
+
+    Divergences of all rounds add up at every order; where a mechanism has clients of several
+    sizes, the largest divergence at each order is taken.
+
+    Args:
+        spent: What a round reveals, and how many there were, for each mechanism.
+        delta: Delta of the (epsilon, delta) that is accounted.
+
+    Returns:
+        Epsilon of all rounds together; 0 without rounds.
+
+    Example:
+        >>> round_ = LangevinMechanism(
+        ...     step_size=1e-6, temperature=1.0, correlation=0.0, clip=0.5, local_steps=10,
+        ...     rows=(1000,) * 10, batch_size=200,
+        ... )
+        >>> round(rdp_of_several([(round_, 60), (round_, 40)], delta=1e-5), 2)
+        0.55
+
+    Reference: Mironov (2017), Renyi differential privacy, proposition 1.
+    """
+    total = np.zeros(len(_ORDERS))
+    for mechanism, rounds in spent:
+        if rounds:
+            _check(rounds, delta)
+            each = [_of_round(mechanism, group) for group in mechanism.groups]
+            total = total + rounds * np.max(each, axis=0)
+    if not total.any():
+        return 0.0
+    compute = _dp_accounting().rdp.rdp_privacy_accountant.compute_epsilon
+    return _finite(compute(_ORDERS, total, delta)[0])
 
 
 def pld(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> float:

@@ -22,6 +22,7 @@ class SharedEffects:
         scale: The scale of the forest plot. Default: the coefficients themselves.
         units: By term, what one unit of its column is, e.g. "9.03 (1 SD)". Default: nothing known.
         sentences: What to know when reading the plot.
+        labels: By term, what plots and sentences call it, e.g. "sex: male". Default: the term.
     """
 
     coefficients: pd.DataFrame
@@ -29,6 +30,15 @@ class SharedEffects:
     scale: Scale = "coefficient"
     units: tuple[tuple[str, str], ...] = ()
     sentences: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def label(self, term: str) -> str:
+        """What plots and sentences call a term.
+
+        Args:
+            term: The term.
+        """
+        return dict(self.labels).get(term, term)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,12 @@ def sites_of(fit: Any) -> SiteEffects | None:
     ordered = effects[effects["term"] == first].sort_values("mean")
     clear = ordered[(ordered["q05"] > 0) | (ordered["q95"] < 0)]["client"]
     who = f"; clearly different from the typical site: {listed(list(clear))}" if len(clear) else ""
+    only = ordered.iloc[0]
     sentence = (
-        f"Sites differ: {first} is lowest at {ordered['client'].iloc[0]} and highest at "
+        f"{first} at {only['client']} differs from that of the typical site by {only['mean']:.3g} "
+        f"(90 % interval {only['q05']:.3g} to {only['q95']:.3g})."
+        if len(ordered) == 1
+        else f"Sites differ: {first} is lowest at {ordered['client'].iloc[0]} and highest at "
         f"{ordered['client'].iloc[-1]}{who}."
     )
     alone = _alone(fit, effects)

@@ -1,6 +1,5 @@
 """The report of a fit (`covey.fit`): its formula's terms, sites, predictions and messages."""
 
-import hashlib
 import platform
 import re
 from importlib.metadata import version
@@ -31,7 +30,18 @@ from covey.report.units import in_bytes
 from covey.report.words import listed
 
 _CHAINS = 4  # that independent draws are shown as
+_PARTS = re.compile(r":(?![^\[]*\])")  # between the columns of an interaction
 _LEVEL = re.compile(r"(?P<factor>C\((?P<inner>[^()]*)\)|[^\[\]:]+)\[T\.(?P<level>[^\[\]]*)\]")
+_LABELLED = re.compile(
+    r"(?:C\((?P<inner>[^(),]*)[^()]*\)|(?P<factor>[^\[\]]+))\[(?:T\.)?(?P<level>[^\[\]]*)\]"
+)
+_REGRESSIONS = {
+    "bernoulli": "logistic",
+    "gaussian": "linear",
+    "binomial": "binomial",
+    "poisson": "Poisson",
+    "negative_binomial": "negative binomial",
+}
 _PACKAGES = ("covey", "jax", "numpy", "formulaic")
 
 
@@ -83,8 +93,9 @@ def content_of_fit(fit: Any) -> Content:
         *said[2:],
     )
     run = fit.run
+    record = record_of(fit) or {}
     return Content(
-        title=fit.formula,
+        title=_title(fit),
         subtitle=_subtitle(fit),
         facts=_facts(fit),
         sentences=tuple(filter(None, sentences)),
@@ -98,7 +109,7 @@ def content_of_fit(fit: Any) -> Content:
         traffic=_traffic(fit),
         privacy=None if run is None else privacy_of(run),
         fairness=fairness,
-        convergence=None if run is None else convergence_of(run.metrics),
+        convergence=None if "metrics" not in record else convergence_of(record["metrics"]),
         settings=_settings(fit),
     )
 
@@ -111,10 +122,45 @@ def _said(summary: Any, draws: Draws | None) -> tuple[list[str], tuple[str, ...]
     return [one for one in sentences if one not in alarming], tuple(cautions)
 
 
+def record_of(fit: Any) -> dict[str, pd.DataFrame] | None:
+    """What a page says about the run of a fit, from the run or, for a loaded fit, from its folder.
+
+    Args:
+        fit: A `covey.Fit`.
+
+    Returns:
+        Tables: "metrics" by round, "messages" by kind, "parts" of an upload; None where nothing is
+        known of the run.
+    """
+    run = fit.run
+    if run is None:
+        stored = fit.stored.get("record")
+        return stored and {name: pd.DataFrame(rows) for name, rows in stored.items()}
+    messages = messages_of(run.metrics, run.questions)
+    if messages is not None and "described" in fit.stored:
+        size, sites = fit.stored["described"], run.data.clients
+        first = {
+            "message": "descriptions of the tables",
+            "times": 1,
+            "clients": float(sites),
+            "bytes_up": size * sites,
+            "bytes_down": 0.0,
+            "bytes_up_per_site": size,
+        }
+        messages = pd.concat([pd.DataFrame([first]), messages], ignore_index=True)
+    found = {"metrics": run.metrics, "messages": messages, "parts": parts_of_upload(run)}
+    return {name: table for name, table in found.items() if table is not None}
+
+
+def _title(fit: Any) -> str:
+    """The outcome, and how many sites there were."""
+    outcome, count = fit.design.formula.outcome.expressions[0], len(_trained(fit)[0])
+    return f"{outcome} in {count} {fit.design.client or 'site'}{'s' * (count > 1)}"
+
+
 def _subtitle(fit: Any) -> str:
     how = {"posterior": "posterior", "ml": "maximum likelihood", "reml": "REML"}[fit.estimate]
-    trained, rows = _trained(fit)
-    return f"{fit.family} regression, {how}, {len(trained)} sites, {rows} rows"
+    return f"{_REGRESSIONS[fit.family]} regression, {how}: {fit.formula}"
 
 
 def _trained(fit: Any) -> tuple[list[str], int]:
@@ -129,7 +175,7 @@ def _facts(fit: Any) -> tuple[tuple[str, str], ...]:
     facts = [
         ("sites", str(len(trained))),
         ("rows used", str(rows)),
-        ("rows dropped", str(sum(fit.design.dropped.values()))),
+        ("rows dropped", str(sum(fit.design.dropped.get(name, 0) for name in trained))),
     ]
     if traffic:
         facts += [
@@ -155,6 +201,7 @@ def _shared(fit: Any, summary: Any) -> SharedEffects:
         scale,
         units,
         tuple(notes),
+        tuple((term, _label(fit.design, term)) for term in fit.design.columns),
     )
 
 
@@ -166,6 +213,18 @@ def _event(fit: Any) -> tuple[str, str] | None:
     name = fit.design.formula.outcome.expressions[0]
     words = [int(one) if isinstance(one, float) and one.is_integer() else one for one in levels]
     return f"{name} = {words[0]}", f"{name} = {words[1]}"
+
+
+def _label(design: Any, term: str) -> str:
+    """A term as one reads it: "sex: male" for a level, "age" for scale(age)."""
+    return " and ".join(_label_of_part(design, part) for part in _PARTS.split(term))
+
+
+def _label_of_part(design: Any, part: str) -> str:
+    found = _LABELLED.fullmatch(part)
+    if found is not None:
+        return f"{found['inner'] or found['factor']}: {found['level']}"
+    return design.needs.scaled.get(part, part)
 
 
 def _unit(design: Any, term: str) -> str:
@@ -195,22 +254,15 @@ def _draws(fit: Any, summary: Any) -> Draws | None:
 
 
 def _traffic(fit: Any) -> Traffic | None:
-    said, run, design = fit.traffic, fit.run, fit.design
-    if not said:
-        return None
-    if run is not None:
-        messages, parts = messages_of(run.metrics, run.questions), parts_of_upload(run)
-    else:
-        messages, parts = pd.DataFrame([{"message": "rounds and questions", **said}]), None
-    if messages is None:
+    said, design, record = fit.traffic, fit.design, record_of(fit) or {}
+    if not said or "messages" not in record:
         return None
     rows = pd.DataFrame({"client": fit.clients})
     rows["rows"] = [design.rows[name] for name in fit.clients]
     for name, counts in (("dropped", design.dropped), ("cells_filled_in", design.filled)):
         rows[name] = [counts.get(site, 0) for site in fit.clients]
-    if fit.tables is not None:
-        known = {site: _digest(table.frame) for site, table in fit.tables.items()}
-        rows["digest"] = [known.get(name, "") for name in fit.clients]
+    if digests := fit.stored.get("digests"):
+        rows["digest"] = [digests.get(name, "") for name in fit.clients]
     sentence = (
         f"Each site sent {in_bytes(said['bytes_up'])} in {said['rounds']} rounds: sums over its "
         "rows, never a row."
@@ -219,12 +271,7 @@ def _traffic(fit: Any) -> Traffic | None:
         "Sums over the rows of a small site can still tell something about single rows; a privacy "
         "budget (covey.run with privacy=) bounds how much."
     )
-    return Traffic(parts, messages, rows, (sentence, more))
-
-
-def _digest(frame: pd.DataFrame) -> str:
-    """A short text that tells a site's table apart."""
-    return hashlib.sha256(frame.to_csv(index=False).encode()).hexdigest()[:16]
+    return Traffic(record.get("parts"), record["messages"], rows, (sentence, more))
 
 
 def _settings(fit: Any) -> Settings:

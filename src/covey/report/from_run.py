@@ -46,9 +46,7 @@ def write(
             ones. Default: there are none.
         finished: Whether the run is at its end; before that, its posterior is not drawn.
     """
-    # A fit writes its own report, in the terms of its formula.
-    posterior = finished and "\n[fit]\n" not in settings
-    content = content_of(run, settings=settings, unseen=unseen, posterior=posterior)
+    content = content_of(run, settings=settings, unseen=unseen, posterior=finished)
     page.write(content, path)
 
 

@@ -239,7 +239,8 @@ def effects_in_words(shared: SharedEffects) -> str:
     )
     value = np.exp if ratio else (lambda number: number)
     named = [
-        f"{row.term} {value(row.mean):.3g} ({value(row.q05):.3g} to {value(row.q95):.3g})"
+        f"{shared.label(row.term)} {value(row.mean):.3g} "
+        f"({value(row.q05):.3g} to {value(row.q95):.3g})"
         for row in strongest[["term", "mean", "q05", "q95"]].itertuples(index=False, name="Row")
     ]
     before = f"Of {len(table)} {shared.scale}s, the 90 % interval excludes {int(ratio)} for"

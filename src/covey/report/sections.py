@@ -107,13 +107,18 @@ def _shared(shared: SharedEffects) -> Section:
     if len(table):
         axis = f"{shared.scale} with 90 % interval"
         neutral = 1 if ratio else 0
-        clear = table["term"][(table["q05"] > 0) | (table["q95"] < 0)]
+        labels = [shared.label(term) for term in table["term"]]
+        clear = [
+            label
+            for label, low, high in zip(labels, table["q05"], table["q95"], strict=True)
+            if low > 0 or high < 0
+        ]
         alt = (
             f"Forest plot of {len(table)} {shared.scale}s with 90 % intervals. "
             f"{_listed(clear, f'The interval excludes {neutral} for', 'No interval excludes it')}. "
             "All values are in the table below."
         )
-        figure = effect_figures.forest(table, ratio=ratio, axis=axis)
+        figure = effect_figures.forest(table.assign(term=labels), ratio=ratio, axis=axis)
         blocks.append(Plot(_upper(f"{shared.scale}s"), figure, alt))
         blocks.append(Table("shared", "Coefficients of all sites", _with_ratio(table, shared)))
     if len(shared.variation):

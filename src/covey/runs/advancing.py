@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 from covey.core import wire
 from covey.core.algorithm import Chains, Message, State
 from covey.data.federated import FederatedData, Split
+from covey.data.roster import Roster
 from covey.engines.engine import Engine, Position
 from covey.engines.questions import Questions
 from covey.engines.record import Diverged, Line
@@ -32,7 +34,7 @@ class Advancing:
         self,
         name: str,
         engine: Engine,
-        data: FederatedData,
+        data: FederatedData | Roster,
         options: RunOptions,
         seed: int,
         questions: Questions,
@@ -69,6 +71,11 @@ class Advancing:
     def round(self) -> int:
         """How many rounds are done."""
         return self._state.round
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory; None where nothing is kept on disk."""
+        return None if self._directory is None else self._directory.path
 
     @property
     def split(self) -> Split:
@@ -261,16 +268,14 @@ class Advancing:
 
     def _write_results(self, directory: RunDirectory, *, finished: bool) -> None:
         """The table of clients and the page of the run; its posterior only at the end."""
-        from covey.report import from_run  # Plotly is needed here only
-
         if self._last is not None:
             directory.write_clients(self._last.clients)
-        from_run.write(
-            self,
-            directory.path / "report.html",
-            settings=directory.settings_text(),
-            finished=finished,
-        )
+        settings = directory.settings_text()
+        if "\n[fit]\n" in settings:  # `covey.fit` writes the page of a fit, in its terms
+            return
+        from covey.report import from_run  # Plotly is needed here only
+
+        from_run.write(self, directory.path / "report.html", settings=settings, finished=finished)
 
     def _catch_up(self, directory: RunDirectory) -> None:
         """Make the directory's metrics those of this run: after a full disk they may be behind."""

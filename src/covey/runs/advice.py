@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from covey.core.algorithm import Algorithm, Message
 from covey.data.federated import FederatedData
+from covey.data.roster import Roster
 from covey.runs.directory import Record
 
 FEW_WAITS = 5  # rounds in a row without a client that cannot answer, or never has
@@ -16,11 +17,13 @@ MOST_WAITS = 50  # rounds in a row in which some client was missing
 _FEWEST_LOSSES = 5  # rounds; before, a loss says little
 
 
-def diagnosed(method: Algorithm, down: Message, data: FederatedData, client: int) -> str:
+def diagnosed(method: Algorithm, down: Message, data: FederatedData | Roster, client: int) -> str:
     """Why a client's values may have stopped being finite, and what would help."""
     position = data.position_of(client)
-    shard = data.shard(position, "train")
     who = f"client {data.name_of(position)!r}"
+    if isinstance(data, Roster):
+        return f"{who} is one: its owner can look at its rows, for extreme or missing values"
+    shard = data.shard(position, "train")
     if missing := _missing(shard.rows, data.features):
         return (
             f"{who} has {missing}, which {method.name} with this model cannot use: fill "
@@ -35,7 +38,7 @@ def diagnosed(method: Algorithm, down: Message, data: FederatedData, client: int
 
 
 def missing_clients(
-    waited: int, records: Sequence[Record], seen: np.ndarray, data: FederatedData
+    waited: int, records: Sequence[Record], seen: np.ndarray, data: FederatedData | Roster
 ) -> str | None:
     """Why a method that needs all clients waits in vain, and for whom; None while waiting may help.
 

@@ -6,17 +6,23 @@ import jax
 import numpy as np
 
 from covey.data.federated import FederatedData
+from covey.data.roster import Roster
 
 _HASHED_BYTES = 64 * 1024**2
 _HASHED_ROWS = 4096  # of data that are larger
 
 
-def data_digest(data: FederatedData) -> str:
+def data_digest(data: FederatedData | Roster) -> str:
     """Tells data apart: from clients, splits and shapes, and from all rows, or evenly spaced ones
-    where they exceed 64 MB.
+    where they exceed 64 MB. Where the rows are at the sites, it is of the rest.
 
     Names, of clients and of columns, are no part of it: they change no number.
     """
+    digest = hashlib.sha256(_shapes(data).encode())
+    if isinstance(data, Roster):
+        for array in (data.rows, data.ids):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
     leaves = jax.tree.leaves(data.rows)
     everything = sum(leaf.nbytes for leaf in leaves) <= _HASHED_BYTES
     total = len(leaves[0])
@@ -25,12 +31,15 @@ def data_digest(data: FederatedData) -> str:
         if everything
         else np.linspace(0, total - 1, min(_HASHED_ROWS, total)).astype(np.int64)
     )
+    for array in (data.bounds, data.ids, *(leaf[chosen] for leaf in leaves)):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def _shapes(data: FederatedData | Roster) -> str:
     shapes = ", ".join(
         f"{name}={value}"
         for name, value in data.spec._asdict().items()
         if name not in ("features", "omega", "standardised", "first_row", "capacity")
     )
-    digest = hashlib.sha256(f"Spec({shapes})".encode())
-    for array in (data.bounds, data.ids, *(leaf[chosen] for leaf in leaves)):
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
+    return f"Spec({shapes})"

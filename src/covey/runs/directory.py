@@ -31,6 +31,7 @@ Record: TypeAlias = dict[str, int | float | None]
 # What may change when a run is resumed; none of it changes the metrics of a round.
 _FREE = ("run.rounds", "run.checkpoint_every", "run.name")
 _MISSING = "(not set)"
+_BESIDE = ("lock", "study")  # what may be in a directory before its run; `study` is a server's
 
 
 class BusyError(OSError):
@@ -199,7 +200,7 @@ class RunDirectory:
         return sorted(
             path.name
             for path in self.path.iterdir()
-            if path.name != "lock" and path.suffix != atomic_files.SUFFIX
+            if path.name not in _BESIDE and path.suffix != atomic_files.SUFFIX
         )
 
     def _busy(self, file: BinaryIO) -> str:

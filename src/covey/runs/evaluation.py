@@ -10,6 +10,7 @@ import pandas as pd
 
 from covey.core.metrics import Calibration, Metric, merge, values
 from covey.data.federated import SPLITS, FederatedData, Split
+from covey.data.roster import Roster
 from covey.inference import calibration
 
 
@@ -22,7 +23,7 @@ class Evaluation:
 
     round: int
     split: Split
-    data: FederatedData
+    data: FederatedData | Roster
     metrics: dict[str, Metric]
 
     @cached_property

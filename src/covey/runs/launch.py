@@ -1,12 +1,12 @@
 """`covey.run`: a method on federated data for a number of rounds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from covey.core.algorithm import Algorithm, Plan
+from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
@@ -14,14 +14,13 @@ from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine
 from covey.engines.loop import Loop
 from covey.engines.peers import Peers
-from covey.engines.questions import PREPARATION, Questions, no_questions
-from covey.engines.rows import Storage, need_rows
+from covey.engines.questions import ByRounds, Questions, no_questions
+from covey.engines.rows import Storage
 from covey.engines.simulate import Simulation
-from covey.privacy.ledger import Budget, Ledger
+from covey.privacy.ledger import Budget
 from covey.runs import toml
-from covey.runs.digest import data_digest
+from covey.runs.beginning import Venue, begin
 from covey.runs.directory import RunDirectory
-from covey.runs.environment import versions
 from covey.runs.run import Run
 from covey.runs.schedule import RunOptions
 from covey.topology import Topology, complete
@@ -107,39 +106,28 @@ def run(
     """
     options = RunOptions(evaluate_every, split, checkpoint_every, progress)
     _check(rounds, options, out, resume, engine, topology, chunk, storage)
-    if evaluate_every is not None:
-        need_rows(data, split)
-    directory = None if out is None else RunDirectory(Path(out))
     engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
-    questions = Questions(no_questions if engine == "peers" else engine_of)
-    method = _prepared(method, data, questions, privacy)
-    if rounds is None and method.hooks.unsettled is None:
-        raise ValueError(
-            f"{method.name} cannot tell when to stop: say how many rounds it is to run, e.g. "
-            "rounds=100"
-        )
     places = {"node_directory": Path(out) / "nodes"} if out and engine == "simulate" else {}
-    made = engine_of(method, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places)
-    ledger = None if privacy is None else _ledger(made, data, privacy)
-    if ledger is not None:
-        done = directory.newest_round() if resume and directory is not None else 0
-        if rounds is None:
-            raise ValueError("a privacy budget needs a number of rounds: give rounds=")
-        ledger.check(rounds, done=done)
-    title = name or (method.name if directory is None else directory.path.name)
-    parts = (title, made, data, options, seed, questions, ledger)
-    if directory is None:
-        return Run.start(*parts, rounds=rounds)
-    tables: dict[str, Mapping[str, toml.Value]] = dict(
-        settings or {"method": {"name": method.name}, "faults": (faults or Faults())._asdict()}
+    venue = Venue(
+        data,
+        partial(engine_of, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places),
+        Questions(no_questions if engine == "peers" else ByRounds(engine_of)),
     )
-    if privacy is not None:
-        tables["privacy"] = privacy.table()
-    tables["run"] = _recorded(rounds, seed, engine, chunk, storage, name, options)
-    own = dict(tables.get("environment", {}))
-    tables["environment"] = own | versions() | {"data_digest": data_digest(data)}
-    begin = Run.resume if resume else Run.start
-    return begin(*parts, rounds=rounds, directory=directory, tables=tables)
+    given = {"engine": engine, "chunk": chunk, "storage": storage}
+    return begin(
+        method,
+        venue,
+        rounds=rounds,
+        seed=seed,
+        options=options,
+        privacy=privacy,
+        directory=None if out is None else RunDirectory(Path(out)),
+        resume=resume,
+        name=name,
+        tables=settings,
+        defaults={"faults": (faults or Faults())._asdict()},
+        place=given,
+    )
 
 
 def _engine_of(
@@ -157,21 +145,6 @@ def _engine_of(
         return partial(Loop, data=data, seed=seed)
     given = complete() if topology is None else topology
     return partial(Peers, data=data, seed=seed, topology=given)
-
-
-def _prepared(
-    method: Algorithm, data: FederatedData, questions: Questions, privacy: Budget | None
-) -> Algorithm:
-    """The method, after it has found out what it needs to know about the data."""
-    if not isinstance(method, Algorithm) or method.preparation is None:
-        return method
-    if privacy is not None:
-        raise ValueError(
-            f"{method.name} asks clients about their data before it starts, which no privacy "
-            "budget accounts for; give it the settings that it looks for, e.g. step_size="
-        )
-    ask = questions.asker(method.preparation.queries, first=PREPARATION)
-    return method.preparation.finish(method.preparation.find(data.spec, ask))
 
 
 def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> None:
@@ -197,32 +170,3 @@ def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> No
         raise ValueError(f"{chunk=} and {storage=} are for engine='simulate', not for {engine!r}")
     if topology is not None and engine != "peers":
         raise ValueError(f"a topology is for engine='peers'; {engine!r} has a server")
-
-
-def _recorded(rounds, seed, engine, chunk, storage, name, options) -> dict[str, toml.Value]:
-    """The table `run` of `config.toml`."""
-    given = {
-        "rounds": rounds,
-        "seed": seed,
-        "engine": engine,
-        "chunk": chunk,
-        "storage": storage,
-        "split": options.split,
-        "name": name,
-        "evaluate_every": options.evaluate_every,
-        "checkpoint_every": options.checkpoint_every,
-    }
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def _ledger(engine: Engine, data: FederatedData, budget: Budget) -> Ledger:
-    """What the method reveals on these data, with these cohorts."""
-    setup = engine.setup
-    method = setup.algorithm
-    if method.privacy is None:
-        raise ValueError(
-            f"{method.name} protects no row, so that there is nothing to account for; leave "
-            "privacy out, or use a method that clips gradients and adds noise, e.g. fald with clip"
-        )
-    plan = Plan(data.counts("train"), setup.sampler, setup.channel, setup.shapes.up)
-    return Ledger(method.privacy(plan), budget)

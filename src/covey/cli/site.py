@@ -1,0 +1,53 @@
+"""`covey site check` and `approve`: the commands of a site's owner."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from covey.cli.consoles import console, mistakes_in_one_line
+
+SiteToml = Annotated[Path, typer.Argument(help="The site's own file.", metavar="SITE.toml")]
+
+
+def check_command(site: SiteToml) -> None:
+    """Say in words what a study would see of this site."""
+    with mistakes_in_one_line():
+        from covey.deploy.owner_words import sentences_of
+        from covey.deploy.site_file import read
+
+        for sentence in sentences_of(read(site)):
+            console.print(Text(sentence), soft_wrap=True)
+
+
+def approve_command(
+    study: Annotated[str, typer.Argument(help="Name of the study that waits.", metavar="STUDY")],
+    site: Annotated[
+        Path, typer.Option("--site", help="The site's own file.", metavar="SITE.toml")
+    ] = Path("site.toml"),
+    digest: Annotated[
+        str | None,
+        typer.Option(
+            "--digest",
+            help="Digest, or its beginning, that the coordinator has told you; any by default.",
+        ),
+    ] = None,
+) -> None:
+    """Approve a study that waits, after showing what it is."""
+    with mistakes_in_one_line():
+        from covey.deploy.approval import Approvals
+        from covey.deploy.audit import AuditLog
+        from covey.deploy.site_file import read
+
+        found = read(site)
+        folder = found.site.state
+        if not folder.is_dir():
+            raise ValueError(f"no study has come to {found.name} yet: there is no folder {folder}")
+        entry = Approvals(folder).approve(study, digest=digest)
+        AuditLog(folder / "audit.jsonl").write(
+            "approved", study=study, digest=entry.digest, what=f"approved by the {entry.by}"
+        )
+        for sentence in entry.words:
+            console.print(Text(sentence), soft_wrap=True)
+        console.print(Text(f"approved {study} {entry.digest}"), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""What a site does in a study, whatever kind of study it is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from covey.core.algorithm import Algorithm
+from covey.core.channel import Channel
+from covey.data.federated import FederatedData
+
+if TYPE_CHECKING:
+    from covey.engines.site import Site
+
+
+class Work(NamedTuple):
+    """What rounds at a site need.
+
+    Attributes:
+        method: The method, prepared or not.
+        channel: What uploads pass through; None where nothing changes them.
+        data: The site's rows, as the data of one client.
+    """
+
+    method: Algorithm
+    channel: Channel | None
+    data: FederatedData
+
+
+@runtime_checkable
+class Part(Protocol):
+    """A site's part in a study: the formula's (`fit_part`) or the configuration's (`run_part`).
+
+    The steps follow each other, and each has what the server has sent for it. Contents are plain
+    values from a message: nothing about them is certain.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """What the site says of its table."""
+        ...
+
+    def agree(self, content: Any) -> dict[str, Any]:
+        """What the site says of its rows, once all sites are to make the same columns."""
+        ...
+
+    def work(self, content: Any) -> Work:
+        """The method on the site's rows, once the server has chosen what all share."""
+        ...
+
+    def write(self, content: Any, member: "Site", folder: Path) -> None:
+        """Write the site's own results to a folder. Nothing of them is sent."""
+        ...
+
+    def remarks(self) -> Sequence[str]:
+        """What the owner should know of the rows, for the audit log."""
+        ...

@@ -1,0 +1,80 @@
+"""What a site's owner allows, applied to a study before any row is read."""
+
+from covey.deploy.refusal import DeclinedError
+from covey.deploy.site_file import SiteFile
+from covey.deploy.study import Study
+
+
+def check_study(site: SiteFile, study: Study) -> None:
+    """A refusal for a study that the site's owner does not allow.
+
+    Args:
+        site: What the owner allows.
+        study: The study.
+
+    Raises:
+        DeclinedError: Its name, method, formula, columns or rounds are not allowed.
+
+    Example:
+        >>> from covey.deploy.site_file import Data, Owner, Privacy, Studies
+        >>> from covey.deploy.study import of_formula
+        >>> basel = SiteFile(
+        ...     site=Owner(name="basel"),
+        ...     data=Data(table="heart.csv", columns=("age",), outcome=("ill",)),
+        ...     studies=Studies(methods=("marginal",)),
+        ...     privacy=Privacy(budget="none"),
+        ... )
+        >>> check_study(basel, of_formula("heart", "ill ~ age + (1 | hospital)"))
+        >>> check_study(basel, of_formula("heart", "ill ~ income + (1 | hospital)"))
+        Traceback (most recent call last):
+        covey.deploy.refusal.DeclinedError: the column 'income' is not open to studies at basel
+    """
+    if not site.allows_name(study.name):
+        raise DeclinedError("study", f"{site.name} takes part in no study called {study.name!r}")
+    if study.method not in site.studies.methods:
+        raise DeclinedError(
+            "method",
+            f"the method {study.method!r} is not allowed at {site.name}; allowed are "
+            f"{', '.join(site.studies.methods)}",
+        )
+    formula = study.formula
+    if formula is not None and not site.allows_formula(formula.text):
+        raise DeclinedError("formula", f"the formula {formula.text} is not allowed at {site.name}")
+    if formula is None and site.studies.formulas is not None:
+        raise DeclinedError(
+            "formula", f"{site.name} allows listed formulas only, and the study has none"
+        )
+    _check_columns(site, study)
+    most = site.limits.most_rounds
+    if study.rounds is not None and study.rounds > most:
+        raise DeclinedError(
+            "rounds",
+            f"{study.rounds} rounds were asked for, and {site.name} answers at most {most}",
+        )
+
+
+def _check_columns(site: SiteFile, study: Study) -> None:
+    for name in study.outcome:
+        if name not in site.data.outcome:
+            raise DeclinedError("formula", f"{name!r} is not open as an outcome at {site.name}")
+    for name in study.predictors:
+        if name not in site.data.columns:
+            raise DeclinedError(
+                "formula", f"the column {name!r} is not open to studies at {site.name}"
+            )
+
+
+def check_rows(site: SiteFile, count: int) -> None:
+    """A refusal for too few rows.
+
+    Args:
+        site: What the owner allows.
+        count: Rows that the study could use.
+    """
+    least = site.limits.min_rows
+    if count < least:
+        raise DeclinedError(
+            "rows",
+            f"{site.name} has fewer than {least} usable rows and does not take part",
+            f"{count} rows can be used, and limits.min_rows is {least}",
+        )

@@ -1,0 +1,279 @@
+"""The server of a study: greet the sites, agree, run the rounds, publish what all share."""
+
+import fcntl
+import json
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from covey.core import atomic_files, protocol
+from covey.data.roster import Roster, of_sites, spec_as_text
+from covey.deploy import status as statuses
+from covey.deploy.fit_plan import FitPlan
+from covey.deploy.greeting import Greeter, StudyRefusedError
+from covey.deploy.plain_values import checked
+from covey.deploy.plan import Plan
+from covey.deploy.run_plan import RunPlan
+from covey.deploy.status import StatusFile
+from covey.deploy.study import Study
+from covey.engines.connection import Connection, RoundReport
+from covey.engines.setup import spec_of
+from covey.engines.transport import Transport
+from covey.fitting.tables import check_name
+from covey.runs.between_sites import conclude, run_between_sites
+from covey.runs.directory import BusyError
+
+if TYPE_CHECKING:
+    from covey.fitting.result import Fit
+    from covey.runs.run import Run
+
+__all__ = ["StudyRefusedError", "conduct"]
+
+
+class Agreed(NamedTuple):
+    """What was agreed on before the first round; `study/agreed.json` of the run directory.
+
+    Attributes:
+        study: The study's text.
+        server: The identity of this server.
+        sites: Names of all sites that were asked, in the order of their ids.
+        said: What each site that takes part said of its table.
+        entries: What each said of its rows.
+        left_out: Why others take no part, by name.
+    """
+
+    study: str
+    server: str
+    sites: list[str]
+    said: dict[str, Any]
+    entries: dict[str, Any]
+    left_out: dict[str, str]
+
+
+def conduct(
+    study: Study,
+    transport: Transport,
+    directory: str | Path,
+    *,
+    sites: Sequence[str] = (),
+    resume: bool = False,
+    deadline: float = 60.0,
+    attempts: int = 2,
+    quorum: int | None = None,
+    least: int | None = None,
+    patience: float = 0.0,
+    most_bytes: int = protocol.MOST_BYTES,
+    watch: Callable[[RoundReport], None] | None = None,
+    progress: bool = True,
+) -> "Fit | Run":
+    """Conduct a study between sites, from the first greeting to the last result.
+
+    A transport needs nothing else of Covey at the server: give it something with `exchange`. The
+    sites answer with `covey.deploy.site.open_handler`. The call returns when the study has ended;
+    after a crash, call it again with `resume=True`: it goes on from the last round, and sites go
+    back to it.
+
+    Args:
+        study: The study, from `covey.deploy.study.read` or `of_formula`.
+        transport: Carries messages to sites and brings answers back.
+        directory: The run directory. `study/status.json` in it says who does what, at any time.
+        sites: Names of the sites, as the transport knows them. A resumed study knows them.
+        resume: Go on with the study in the directory.
+        deadline: Seconds that an exchange waits for answers.
+        attempts: How often a message is sent to a site that has not answered.
+        quorum: Sites that must answer before a round is closed. Default: everyone in the cohort.
+            A formula needs everyone.
+        least: Sites that must take part. Default: all. Those that decline are left out, and the
+            status says why.
+        patience: Seconds to go on greeting sites that do not answer, or whose owner has not
+            approved the study yet.
+        most_bytes: Bytes that an answer may have.
+        watch: Called with a report of every exchange, for progress.
+        progress: Show progress once rounds take more than two seconds.
+
+    Returns:
+        The fit of a formula, without sites' effects, or the run of a method. Each site has written
+        its own effects, predictions and page.
+
+    Raises:
+        StudyRefusedError: Too few sites take part; the message says why, site by site.
+        ValueError: Sites do not fit together; the message names site and column.
+        NoQuorumError: Too few sites answered in a round. The state is kept: resume the study.
+        BusyError: Another process conducts the study in this directory.
+    """
+    for key, value in (("quorum", quorum), ("least", least)):
+        if value is not None and value < 1:
+            raise ValueError(f"{key} must be at least 1, got {value}")
+    folder = Path(directory)
+    (folder / "study").mkdir(parents=True, exist_ok=True)
+    with _held(folder):
+        known = _read(folder)
+        names = _names(folder, study, known, sites, resume=resume)
+        status = StatusFile(folder, statuses.fresh(study.name, study.digest, names))
+        status.set("greeting")
+
+        def noted(report: RoundReport) -> None:
+            status.note(report)
+            if watch is not None:
+                watch(report)
+
+        connection = Connection(
+            transport,
+            study=study.name,
+            digest=study.digest,
+            deadline=deadline,
+            attempts=attempts,
+            most_bytes=most_bytes,
+            watch=noted,
+        )
+        server = secrets.token_hex(16) if known is None else known.server
+        greeter = Greeter(connection, study, server, status, patience=patience)
+        try:
+            plan: Plan = FitPlan(study) if study.kind == "fit" else RunPlan(study)
+            agreed = _agree(folder, study, plan, greeter, names, known, server, least, quorum)
+            status.leave_out(agreed.left_out)
+            status.set("running")
+            found = _run(folder, study, plan, greeter, connection, agreed, quorum, resume, progress)
+        except BaseException as error:
+            status.set("failed", str(error) or type(error).__name__)
+            raise
+        status.set("finished", found[1])
+        return found[0]
+
+
+def _agree(
+    folder: Path,
+    study: Study,
+    plan: Plan,
+    greeter: Greeter,
+    names: list[str],
+    known: Agreed | None,
+    server: str,
+    least: int | None,
+    quorum: int | None,
+) -> Agreed:
+    """Take the steps before the first round; a resumed study takes them again, with what is known.
+
+    What was agreed on is on disk before any site starts.
+    """
+    there = list(names) if known is None else list(known.said)
+    needed = least if known is None else quorum
+    first = {"study": study.text, "sites": names}
+    said, silent = greeter.ask("describe", there, first, least=needed)
+    part = [name for name in there if name in said]
+    content = plan.agree({name: said[name] for name in part} if known is None else known.said)
+    entries, _ = greeter.ask("agree", part, content)
+    if known is None:
+        entries = {name: entries[name] for name in part}
+        agreed = Agreed(study.text, server, names, said, entries, silent)
+    else:
+        agreed = known
+    shared = plan.share(agreed.entries)
+    roster = _roster(agreed)
+    if known is None:
+        text = json.dumps(agreed._asdict(), indent=1)
+        atomic_files.write(folder / "study" / "agreed.json", text.encode())
+    greeter.ask("start", part, {"spec": spec_as_text(spec_of(roster)), "shared": shared})
+    return agreed
+
+
+def _run(
+    folder: Path,
+    study: Study,
+    plan: Plan,
+    greeter: Greeter,
+    connection: Connection,
+    agreed: Agreed,
+    quorum: int | None,
+    resume: bool,
+    progress: bool,
+) -> "tuple[Fit | Run, str]":
+    """Run the rounds and publish what all share; the result, and who has not heard of it."""
+    program = plan.program(progress=progress)
+    options = program.options
+    run = run_between_sites(
+        program.method,
+        _roster(agreed),
+        connection,
+        rounds=program.rounds,
+        seed=study.seed,
+        cohort=program.cohort,
+        channel=program.channel,
+        quorum=quorum,
+        privacy=program.privacy,
+        evaluate_every=options.evaluate_every,
+        split=options.split,
+        out=folder,
+        checkpoint_every=options.checkpoint_every,
+        resume=resume and (folder / "config.toml").exists(),
+        progress=options.progress,
+        name=study.name,
+        settings=program.settings,
+    )
+    outcome = plan.outcome(run, folder)
+    missed = conclude(run, outcome.down)
+    heard = [name for name in agreed.said if name not in missed]
+    _, silent = greeter.ask("result", heard, outcome.content, least=0) if heard else ({}, {})
+    lost = dict.fromkeys(missed, "has not heard the end of the study") | silent
+    return outcome.found, "; ".join(f"{name}: {why}" for name, why in lost.items())
+
+
+def _roster(agreed: Agreed) -> Roster:
+    """Who takes part. A site's id is its index among all that were asked."""
+    entries = {name: one["entry"] for name, one in agreed.entries.items()}
+    found = of_sites(entries)
+    ids = [agreed.sites.index(found.name_of(at)) for at in range(found.clients)]
+    return replace(found, ids=np.array(ids, np.int64))
+
+
+def _names(
+    folder: Path, study: Study, known: Agreed | None, sites: Sequence[str], *, resume: bool
+) -> list[str]:
+    """The sites of the study, in the order of their ids."""
+    if known is not None and not resume:
+        raise ValueError(
+            f"{folder} already holds the study {json.loads(known.study)['name']!r}: resume it, or "
+            "choose another directory"
+        )
+    if known is not None and known.study != study.text:
+        raise ValueError(
+            f"{folder} holds another study than the one given, or another configuration of it; "
+            "a changed study needs another name and directory"
+        )
+    if known is not None:
+        return known.sites
+    if not sites or len(set(sites)) < len(sites):
+        raise ValueError(f"a study needs the names of its sites, each once, got {list(sites)}")
+    for name in sites:
+        check_name(name)
+    return sorted(sites)
+
+
+def _read(folder: Path) -> Agreed | None:
+    path = folder / "study" / "agreed.json"
+    if not path.exists():
+        return None
+    try:
+        return checked(Agreed, json.loads(path.read_text("utf-8")))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; start the study under another name"
+        ) from None
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold the study; another process that tries is told so."""
+    with (folder / "study" / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(
+                f"{folder} is in use by another process: two servers cannot conduct one study"
+            ) from None
+        yield

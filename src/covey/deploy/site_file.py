@@ -1,0 +1,265 @@
+"""`site.toml`: what a site's owner allows. It stays at the site and nobody else changes it."""
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from covey.fitting.tables import check_name
+from covey.runs import toml
+
+SMALLEST_COUNT = 5  # counts below it are not told to anybody; an owner may only ask for more
+_MEGABYTE = 1_000_000
+
+Names: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class SiteFileError(ValueError):
+    """What is wrong with a `site.toml`, one line per mistake, each with file and key."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class Owner(_Table):
+    """`[site]`: who this is.
+
+    Attributes:
+        name: The site's name, the same as in its certificate.
+        state: Folder for approvals, ledger, audit log, the state of each study, and results.
+            Default: `covey-site` beside the file.
+    """
+
+    name: str = Field(min_length=1)
+    state: Path = Path("covey-site")
+
+
+class Data(_Table):
+    """`[data]`: the table, and the columns of it that studies may use.
+
+    Attributes:
+        table: The table, a CSV or Parquet file.
+        columns: Columns that studies may use as predictors, offsets, weights or groups. No other
+            column is looked at.
+        outcome: Columns that studies may use as outcomes.
+    """
+
+    table: Path
+    columns: Names
+    outcome: Names
+
+
+class Studies(_Table):
+    """`[studies]`: what the site takes part in.
+
+    Attributes:
+        methods: Methods that the site runs, by name, e.g. ["marginal"].
+        names: Names of studies, where * stands for any text. Default: any name.
+        formulas: Formulas that the site fits, as texts; spaces do not count. Default: any formula
+            of the site's columns.
+        approve: "ask" (default): a study waits for `covey site approve`. "listed": a study whose
+            name, method, formula and columns are allowed here starts without being asked for.
+    """
+
+    methods: Names
+    names: Names = ("*",)
+    formulas: Names | None = None
+    approve: Literal["ask", "listed"] = "ask"
+
+
+class Limits(_Table):
+    """`[limits]`: how much leaves the site.
+
+    Attributes:
+        min_rows: Least number of usable rows with which the site takes part. Default: 20.
+        min_count: Counts below it are not told: levels of factors, missing values, values of the
+            outcome. Default and least: 5.
+        rare_levels: Rows whose factor level fewer than `min_count` rows of this site have. "use"
+            (default): they are part of the site's sums where another site names the level.
+            "drop": they are left out.
+        most_rounds: Most rounds and questions that the site answers for one study. Default: 1000.
+        most_bytes: Largest message in either direction, in bytes. Default: 64 MB.
+    """
+
+    min_rows: int = Field(default=20, ge=1)
+    min_count: int = Field(default=SMALLEST_COUNT, ge=SMALLEST_COUNT)
+    rare_levels: Literal["use", "drop"] = "use"
+    most_rounds: int = Field(default=1000, ge=1)
+    most_bytes: int = Field(default=64 * _MEGABYTE, ge=1000)
+
+
+class Privacy(_Table):
+    """`[privacy]`: the budget over all studies together.
+
+    Attributes:
+        budget: "none" for a site that keeps no budget: its methods' sums leave without noise.
+            Without it, epsilon and delta are needed, and only methods that account for what they
+            reveal of a row are run.
+        epsilon: Largest epsilon of all studies together.
+        delta: Delta of all studies together.
+        randomness: Where random numbers of uploads come from. "secret" (default): from this
+            machine's entropy, which no server knows. "study": from the study's seed, so that a run
+            can be repeated; the server could subtract the noise, so it goes with budget = "none".
+    """
+
+    budget: Literal["none"] | None = None
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    randomness: Literal["secret", "study"] = "secret"
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "Privacy":
+        given = [self.epsilon, self.delta]
+        if self.budget == "none" and given != [None, None]:
+            raise ValueError('budget = "none" has no epsilon and no delta; leave one of them out')
+        if self.budget is None and None in given:
+            raise ValueError('give epsilon and delta, or budget = "none"')
+        if self.budget is None and self.randomness == "study":
+            raise ValueError(
+                'randomness = "study" is known to the server, which could subtract the noise; '
+                'leave it out, or set budget = "none"'
+            )
+        return self
+
+
+class Metrics(_Table):
+    """`[metrics]`: who sees how well a model predicts this site's rows.
+
+    Attributes:
+        shown_to: "nobody" (default): evaluations are refused, and what a method reports beside its
+            upload, e.g. its training loss, is not sent. "server": the study's server sees them.
+    """
+
+    shown_to: Literal["nobody", "server"] = "nobody"
+
+
+class SiteFile(_Table):
+    """A checked `site.toml`; paths are absolute."""
+
+    site: Owner
+    data: Data
+    studies: Studies
+    privacy: Privacy
+    limits: Limits = Limits()
+    metrics: Metrics = Metrics()
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.site.name
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that a study may use."""
+        return tuple(dict.fromkeys([*self.data.columns, *self.data.outcome]))
+
+    def allows_name(self, study: str) -> bool:
+        """Whether a study may have this name."""
+        return any(fnmatchcase(study, pattern) for pattern in self.studies.names)
+
+    def allows_formula(self, formula: str) -> bool:
+        """Whether a formula is listed, or none is; spaces do not count."""
+        listed = self.studies.formulas
+        return listed is None or _without_spaces(formula) in map(_without_spaces, listed)
+
+
+def read(path: str | Path) -> SiteFile:
+    """Read and check a `site.toml`.
+
+    Args:
+        path: The file. Paths in it are relative to its folder.
+
+    Returns:
+        What it says, with absolute paths.
+
+    Raises:
+        SiteFileError: With a line for each mistake: the file, the key, what is allowed.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> text = '''
+        ... [site]
+        ... name = "basel"
+        ... [data]
+        ... table = "heart.csv"
+        ... columns = ["age", "sex"]
+        ... outcome = ["disease"]
+        ... [studies]
+        ... methods = ["marginal"]
+        ... [privacy]
+        ... budget = "none"
+        ... '''
+        >>> _ = (folder / "site.toml").write_text(text)
+        >>> found = read(folder / "site.toml")
+        >>> found.name, found.limits.min_rows, found.data.table == folder / "heart.csv"
+        ('basel', 20, True)
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise SiteFileError(f"there is no file {path}; a site's owner writes it")
+    try:
+        found = SiteFile.model_validate(toml.read(path))
+    except ValidationError as error:
+        lines = [f"{path}: {_line(one)}" for one in error.errors()]
+        raise SiteFileError("\n".join(lines)) from None
+    _check(path, found)
+    folder = path.parent
+    return found.model_copy(
+        update={
+            "site": found.site.model_copy(update={"state": folder / found.site.state}),
+            "data": found.data.model_copy(update={"table": folder / found.data.table}),
+        }
+    )
+
+
+def _check(path: Path, found: SiteFile) -> None:
+    """Names that are not known, and columns with two roles."""
+    from covey.config.catalogue import METHODS
+    from covey.config.options import unknown
+
+    errors = [
+        unknown("studies.methods", name, METHODS, "method")
+        for name in found.studies.methods
+        if name not in METHODS
+    ]
+    both = [name for name in found.data.columns if name in found.data.outcome]
+    errors += [
+        f"data.columns: {name!r} is also in data.outcome; a column has one role" for name in both
+    ]
+    try:
+        check_name(found.name)
+    except ValueError as error:
+        errors.append(f"site.name: {error}")
+    if errors:
+        raise SiteFileError("\n".join(f"{path}: {line}" for line in errors))
+
+
+def _line(error: Any) -> str:
+    """A mistake in one line: the key, what is wrong, what was given."""
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        what = "table" if len(error["loc"]) == 1 else "key"
+        return f"{where}: this {what} is missing; see `covey site --help`"
+    if error["type"] == "extra_forbidden":
+        known = _known(error["loc"][:-1])
+        near = get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"{where}: there is no such key; {hint}(known: {', '.join(known)})"
+    if error["type"] == "value_error":
+        return f"{where}: {error['ctx']['error']}"
+    return f"{where}: {error['msg']}, got {error['input']!r}"
+
+
+def _known(place: tuple[Any, ...]) -> list[str]:
+    if not place:
+        return list(SiteFile.model_fields)
+    field = SiteFile.model_fields[str(place[0])].annotation
+    return list(field.model_fields) if isinstance(field, type) and issubclass(field, _Table) else []
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(text.split())

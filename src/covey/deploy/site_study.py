@@ -1,0 +1,314 @@
+"""One study at one site: its folder, the steps before the first round, and the rounds themselves.
+
+A server greets a site in steps, each a JSON message: "describe" brings the study, "agree" what all
+sites make their rows by, "start" what they need for rounds, "result" what all share in the end.
+What came in each step is kept in `setup.json`, so that a site that was killed opens the study again
+from its own disk, in the middle of the rounds.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from covey.core import atomic_files, keys
+from covey.core.algorithm import Plan
+from covey.core.cohort import full
+from covey.core.shard import Shard, bucket_size
+from covey.data.federated import SPLITS, Split
+from covey.data.roster import spec_from
+from covey.deploy.fit_part import FitPart
+from covey.deploy.ledger import SiteLedger
+from covey.deploy.part import Part, Work
+from covey.deploy.plain_values import checked
+from covey.deploy.refusal import DeclinedError
+from covey.deploy.run_part import RunPart
+from covey.deploy.site_file import SiteFile
+from covey.deploy.site_table import digest_of, table_for_studies
+from covey.deploy.study import Study, from_json
+from covey.engines.site import Site
+from covey.engines.site_programs import Workshop, padded
+from covey.engines.site_store import SqliteStore
+from covey.privacy.mechanism import LangevinMechanism
+
+
+class Setup(NamedTuple):
+    """What a site keeps of the steps before the first round.
+
+    Attributes:
+        study: The study's text.
+        server: The identity of the server that conducts it.
+        position: The site's index among those of the study.
+        table: Digest of the site's table when it was described.
+        agreed: The content of the step "agree": what all sites make their rows by.
+        is_agreed: Whether it has come.
+        started: What rounds need; None before.
+    """
+
+    study: str
+    server: str
+    position: int
+    table: str
+    agreed: Any = None
+    is_agreed: bool = False
+    started: Any = None
+
+
+class StudyAtSite:
+    """A study that the site takes part in.
+
+    Args:
+        site: What the owner allows.
+        study: The study, which is approved.
+        setup: What is known of it.
+    """
+
+    def __init__(self, site: SiteFile, study: Study, setup: Setup):
+        self.site, self.study, self.setup = site, study, setup
+        self.folder = folder_of(site, study.name)
+        self.ledger = SiteLedger(site.site.state, site.privacy)
+        table = table_for_studies(site)
+        if digest_of(table) != setup.table:
+            raise DeclinedError(
+                "table",
+                f"the table of {site.name!r} has changed since the study began there; put the "
+                "table back, or start the study under another name",
+            )
+        kind = FitPart if study.kind == "fit" else RunPart
+        self.part: Part = kind(site, study, table, setup.position)
+        self.mechanism: LangevinMechanism | None = None
+        self.member: Site | None = None
+        self._store: SqliteStore | None = None
+        if setup.is_agreed:
+            self.part.agree(setup.agreed)
+        if setup.started is not None:
+            self._open()
+
+    def agree(self, content: Any) -> dict[str, Any]:
+        """Take what all sites make their rows by."""
+        self._need_unstarted(content, self.setup.agreed)
+        said = self.part.agree(content)
+        self._keep(self.setup._replace(agreed=content, is_agreed=True))
+        return said
+
+    def start(self, content: Any) -> None:
+        """Take what rounds need; the site is ready for them when this returns."""
+        if not self.setup.is_agreed:
+            raise DeclinedError("message", "the study has not been agreed on at this site yet")
+        self._need_unstarted(content, self.setup.started)
+        if self.member is None:
+            self._keep(self.setup._replace(started=content))
+            try:
+                self._open()
+            except BaseException:
+                self._keep(self.setup._replace(started=None))
+                raise
+
+    def write(self, content: Any) -> Path:
+        """Write the site's own results."""
+        if self.member is None:
+            raise DeclinedError("message", "the study has not been started at this site")
+        folder = self.site.site.state / "results" / self.study.name
+        folder.mkdir(parents=True, exist_ok=True)
+        self.part.write(content, self.member, folder)
+        return folder
+
+    def close(self) -> None:
+        """Let another process open the study."""
+        if self._store is not None:
+            self._store.close()
+        self._store = self.member = None
+
+    def _need_unstarted(self, content: Any, before: Any) -> None:
+        if self.setup.started is not None and content != before:
+            raise DeclinedError(
+                "study",
+                f"the study {self.study.name!r} has begun at {self.site.name} with another design; "
+                "a changed study needs another name",
+            )
+
+    def _keep(self, setup: Setup) -> None:
+        text = json.dumps(setup._asdict(), sort_keys=True)
+        atomic_files.write(self.folder / "setup.json", text.encode())
+        self.setup = setup
+
+    def _open(self) -> None:
+        """Make the method on the site's rows, and open the store of its rounds."""
+        started = self.setup.started
+        if not isinstance(started, Mapping) or set(started) != {"spec", "shared"}:
+            raise DeclinedError("message", "a start needs a specification and what is shared")
+        work = self.part.work(started["shared"])
+        try:
+            spec = spec_from(started["spec"], "the server")
+        except ValueError as error:
+            raise DeclinedError("message", str(error)) from None
+        own = int(work.data.counts("train")[0])
+        self._check_spec(work, spec, own)
+        self.mechanism = mechanism_of(work, own, spec.examples or own)
+        self.ledger.need_accounting(self.study.name, self.study.method, self.mechanism)
+        workshop = Workshop(work.method, spec, seed=self.study.seed, channel=work.channel)
+        self._store = SqliteStore(
+            self.folder / "store.sqlite",
+            study=self.study.name,
+            digest=self.study.digest,
+            site=self.site.name,
+        )
+        shards: dict[Split, Shard] = {split: work.data.shard(0, split) for split in SPLITS}
+        shows = self.site.metrics.shown_to == "server"
+        self.member = Site(
+            self.site.name,
+            self.setup.position,
+            workshop,
+            {split: padded(one, bucket_size(one.capacity)) for split, one in shards.items()},
+            study=self.study.name,
+            digest=self.study.digest,
+            store=self._store,
+            secret=None if self.site.privacy.randomness == "study" else secret_of(self.site),
+            report=None if shows else lambda what, values: None,
+            most_bytes=self.site.limits.most_bytes,
+        )
+
+    def _check_spec(self, work: Work, spec: Any, own: int) -> None:
+        """A refusal of shapes or counts that cannot be those of a study with these rows."""
+        here = work.data.spec
+        alike = (spec.rows, spec.features, spec.classes) == (here.rows, here.features, here.classes)
+        if not alike or not (spec.examples or 0) >= own or not (spec.clients or 0) >= 1:
+            raise DeclinedError("message", "the specification does not fit the rows of this site")
+
+
+def folder_of(site: SiteFile, study: str) -> Path:
+    """The folder of a study in the site's state."""
+    return site.site.state / "studies" / study
+
+
+def read_setup(site: SiteFile, study: str) -> Setup | None:
+    """What the site has kept of a study; None where it does not know it.
+
+    Args:
+        site: What the owner allows.
+        study: The study's name.
+    """
+    path = folder_of(site, study) / "setup.json"
+    if not path.exists():
+        return None
+    try:
+        return checked(Setup, json.loads(path.read_text("utf-8")))
+    except ValueError as error:
+        raise DeclinedError(
+            "store", f"what {site.name} has kept of {study!r} is damaged", f"{path}: {error}"
+        ) from None
+
+
+def begun(site: SiteFile, study: Study, *, server: str, position: int) -> StudyAtSite:
+    """A study that has just been described to the site, or is described again.
+
+    Args:
+        site: What the owner allows.
+        study: The study, which is approved.
+        server: The identity of the server.
+        position: The site's index among those of the study.
+
+    Raises:
+        DeclinedError: Another server conducts this study, or the site has another index in it.
+    """
+    known = read_setup(site, study.name)
+    if known is not None and known.started is not None:
+        check_server(site, study.name, known, server)
+        if known.position != position:
+            raise DeclinedError("study", f"{site.name} has another index in this study")
+        return StudyAtSite(site, study, known)
+    setup = Setup(study.text, server, position, digest_of(table_for_studies(site)))
+    folder_of(site, study.name).mkdir(parents=True, exist_ok=True)
+    found = StudyAtSite(site, study, setup)
+    found._keep(setup)
+    return found
+
+
+def check_server(site: SiteFile, study: str, known: Setup, server: object) -> None:
+    """A refusal of a server that is not the one which began the study here.
+
+    Args:
+        site: What the owner allows.
+        study: The study's name.
+        known: What the site has kept of it.
+        server: The identity that a greeting names.
+    """
+    if known.server != server:
+        raise DeclinedError(
+            "server",
+            f"the study {study!r} is conducted at {site.name} by another server, or by one whose "
+            "directory was lost: two servers cannot share one study; use another name",
+        )
+
+
+def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
+    """A study that the site has begun before, e.g. before it was restarted.
+
+    Args:
+        site: What the owner allows.
+        study: The study's name.
+        digest: Digest of its configuration, as a message names it.
+
+    Raises:
+        DeclinedError: The site does not know it, or not with this configuration.
+    """
+    known = read_setup(site, study)
+    if known is None:
+        raise DeclinedError("study", f"{site.name} has not been greeted for the study {study!r}")
+    found = from_json(known.study)
+    if found.digest != digest:
+        raise DeclinedError(
+            "study",
+            f"{site.name} takes part in {study!r} with the configuration {found.digest[:16]}, and "
+            f"got a message of {digest[:16]}; a changed study needs another name",
+        )
+    return StudyAtSite(site, found, known)
+
+
+def secret_of(site: SiteFile) -> Key[Array, ""]:
+    """The site's own key, made from this machine's entropy when it is first needed.
+
+    Only the site's owner can read the file. The noise of an answer follows from this key and from
+    the whole message that is answered (`core.keys.message_key`), so that a site that is set back to
+    a backup never sends the same noise with two different messages.
+
+    Args:
+        site: What the owner allows.
+    """
+    path = site.site.state / "secret.key"
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        words = np.frombuffer(bytes.fromhex(path.read_text().strip()), np.uint32)
+        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+    key = keys.secret_key()
+    with os.fdopen(handle, "w") as file:
+        file.write(np.asarray(jax.random.key_data(key)).tobytes().hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return key
+
+
+def mechanism_of(work: Work, own: int, examples: int) -> LangevinMechanism | None:
+    """What a round reveals of one of the site's rows; None where the method does not say.
+
+    The other sites enter as one client with the rest of the rows, and everyone takes part in every
+    round: this reveals the most.
+
+    Args:
+        work: The method on the site's rows.
+        own: Training rows of the site.
+        examples: Training rows of all sites together.
+    """
+    method = work.method
+    if method.privacy is None or method.preparation is not None:
+        return None
+    counts = np.array([own, max(examples - own, 0)], np.int64)
+    found = method.privacy(Plan(counts, full()(counts)))
+    return found if isinstance(found, LangevinMechanism) else None

@@ -1,0 +1,58 @@
+"""`covey site check` and `covey site approve`."""
+
+import pytest
+
+from command_line import call
+from covey.deploy.approval import Approvals
+from covey.deploy.audit import AuditLog
+from covey.deploy.refusal import DeclinedError
+from covey.deploy.study import of_formula
+from site_folders import table_of, write_site
+
+
+@pytest.fixture
+def path(tmp_path):
+    table = table_of(1, 60)
+    table["sex"] = ["f"] * 30 + ["m"] * 28 + ["x"] * 2
+    return write_site(tmp_path, "basel", table, {"studies": {"approve": "ask"}})
+
+
+def test_check_says_what_a_study_would_see(path):
+    code, said = call("site", "check", path)
+    assert code == 0, said
+    for part in (
+        "basel has 60 rows",
+        "sex: words: the levels f, m; 1 rarer level not named",
+        "age: numbers",
+        "A new study waits until you approve it",
+        "No privacy budget is kept",
+        "shown to nobody",
+        "No study has come yet",
+    ):
+        assert part in said
+    assert "name:" not in said  # a column that is not opened
+
+
+def test_check_names_columns_that_the_table_lacks(path):
+    path.write_text(path.read_text().replace('"dose"', '"doses"'))
+    code, said = call("site", "check", path)
+    assert code == 2
+    assert "lacks the column 'doses'" in said
+
+
+def test_approve_shows_the_study_and_is_logged(path):
+    study = of_formula("heart", "ill ~ age + (1 | hospital)")
+    code, said = call("site", "approve", "heart", "--site", path)
+    assert code == 2
+    assert "no study has come" in said
+    state = path.parent / "covey-site"
+    state.mkdir()
+    with pytest.raises(DeclinedError):
+        Approvals(state).admit(study, rule="ask")
+    assert "heart" in call("site", "check", path)[1]
+    code, said = call("site", "approve", "heart", "--site", path, "--digest", study.digest[:10])
+    assert code == 0, said
+    assert study.digest in said
+    assert "It fits ill ~ age + (1 | hospital)" in said
+    assert [line["event"] for line in AuditLog(state / "audit.jsonl").lines()] == ["approved"]
+    assert Approvals(state).admit(study, rule="ask") is False

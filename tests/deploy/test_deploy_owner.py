@@ -1,0 +1,281 @@
+"""The owner's side: approvals, audit log, ledger, what is allowed, and small counts."""
+
+import errno
+import json
+import os
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import covey
+from covey.deploy import audit, fit_rows
+from covey.deploy.approval import Approvals
+from covey.deploy.audit import AuditLog
+from covey.deploy.ledger import SiteLedger
+from covey.deploy.part import Work
+from covey.deploy.policy import check_study
+from covey.deploy.refusal import DeclinedError
+from covey.deploy.site_file import Privacy, read
+from covey.deploy.site_study import mechanism_of
+from covey.deploy.site_table import digest_of, open_table
+from covey.deploy.study import of_formula, of_tables
+from covey.fitting.combination import combine
+from covey.fitting.description import describe
+from covey.fitting.tables import Table
+from covey.privacy.accountants import rdp, rdp_of_several
+from covey.privacy.mechanism import LangevinMechanism
+from site_folders import table_of, write_site
+
+FORMULA = "ill ~ age + sex + (1 | hospital)"
+
+
+def site_of(tmp_path, table=None, **changes):
+    return read(write_site(tmp_path, "basel", table_of(1) if table is None else table, changes))
+
+
+def test_a_new_study_waits_until_it_is_approved(tmp_path):
+    approvals, study = Approvals(tmp_path), of_formula("heart", FORMULA)
+    for _ in range(2):
+        with pytest.raises(DeclinedError, match="covey site approve heart") as error:
+            approvals.admit(study, rule="ask")
+        assert error.value.reason == "approval"
+    assert approvals.entries()["heart"].state == "waiting"
+    with pytest.raises(ValueError, match="has the digest"):
+        approvals.approve("heart", digest="0000")
+    with pytest.raises(ValueError, match="waiting: heart"):
+        approvals.approve("lung")
+    entry = approvals.approve("heart", digest=study.digest[:8])
+    assert (entry.state, entry.by, entry.digest) == ("approved", "owner", study.digest)
+    assert Approvals(tmp_path).admit(study, rule="ask") is False
+
+
+def test_a_changed_configuration_under_an_approved_name_is_refused(tmp_path):
+    approvals = Approvals(tmp_path)
+    assert approvals.admit(of_formula("heart", FORMULA), rule="listed") is True
+    for rule in ("ask", "listed"):
+        with pytest.raises(DeclinedError, match="needs another name"):
+            approvals.admit(of_formula("heart", FORMULA, seed=1), rule=rule)
+    assert approvals.entries()["heart"].digest == of_formula("heart", FORMULA).digest
+
+
+def test_a_study_that_waits_may_be_corrected(tmp_path):
+    approvals = Approvals(tmp_path)
+    for seed in (0, 1):
+        with pytest.raises(DeclinedError, match="waits"):
+            approvals.admit(of_formula("heart", FORMULA, seed=seed), rule="ask")
+    assert approvals.approve("heart").digest == of_formula("heart", FORMULA, seed=1).digest
+
+
+def test_the_audit_log_keeps_whole_lines_and_is_the_owners_alone(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    log.write("sent", study="heart", what="an upload", kind="round", round=1, bytes=10)
+    with log.path.open("ab") as file:
+        file.write(b'{"torn')
+    log.write("refused", study="heart", what="no", kind=None)
+    assert [line["event"] for line in log.lines()] == ["sent", "refused"]
+    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+    assert "kind" not in list(log.lines())[1]
+
+
+def test_a_full_disk_is_an_error_of_the_audit_log(tmp_path, monkeypatch):
+    def full(handle, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(audit.os, "write", full)
+    with pytest.raises(OSError, match="the disk is full"):
+        AuditLog(tmp_path / "audit.jsonl").write("sent", study="a", what="b")
+
+
+ROUND = LangevinMechanism(
+    step_size=1e-6,
+    temperature=1.0,
+    correlation=0.0,
+    clip=0.5,
+    local_steps=10,
+    rows=(1000, 9000),
+    batch_size=200,
+)
+OTHER = LangevinMechanism(
+    step_size=4e-6, temperature=1.0, correlation=0.0, clip=0.5, local_steps=5, rows=(1000, 500)
+)
+
+
+def test_rounds_of_several_studies_add_up_as_renyi_divergences():
+    one, other = (rdp_of_several([(m, 50)], delta=1e-5) for m in (ROUND, OTHER))
+    both = rdp_of_several([(ROUND, 50), (OTHER, 50)], delta=1e-5)
+    assert max(one, other) < both < one + other
+    assert rdp_of_several([(ROUND, 20), (ROUND, 30)], delta=1e-5) == pytest.approx(one)
+    assert one == pytest.approx(rdp(ROUND, rounds=50, delta=1e-5))
+    assert rdp_of_several([], delta=1e-5) == 0
+
+
+def test_the_ledger_counts_every_study_against_one_budget_and_is_durable(tmp_path):
+    enough = rdp_of_several([(ROUND, 3), (OTHER, 4)], delta=1e-5)
+    privacy = Privacy(epsilon=1.0001 * enough, delta=1e-5)
+    ledger = SiteLedger(tmp_path, privacy)
+    ledger.need_accounting("a", "fald", ROUND)
+    for _ in range(3):
+        ledger.charge("a", ROUND)
+    for _ in range(4):
+        SiteLedger(tmp_path, privacy).charge("b", OTHER)
+    with pytest.raises(DeclinedError, match="over all studies is spent: 4 rounds") as error:
+        SiteLedger(tmp_path, privacy).charge("b", OTHER)
+    assert error.value.reason == "budget"
+    ledger = SiteLedger(tmp_path, privacy)
+    assert (ledger.rounds("a"), ledger.rounds("b")) == (3, 4)
+    assert ledger.spent() == pytest.approx(enough)
+
+
+def test_with_a_budget_methods_that_do_not_account_are_refused(tmp_path):
+    ledger = SiteLedger(tmp_path, Privacy(epsilon=1.0, delta=1e-5))
+    with pytest.raises(DeclinedError, match="marginal does not account"):
+        ledger.need_accounting("a", "marginal", None)
+    free = SiteLedger(tmp_path, Privacy(budget="none"))
+    free.need_accounting("a", "marginal", None)
+    free.charge("a", None)
+    with pytest.raises(DeclinedError, match="would make it inf"):  # rounds without noise count
+        ledger.charge("b", ROUND)
+
+
+def test_a_site_counts_its_rows_among_those_of_all_others():
+    x, y = np.zeros((60, 2), np.float32), np.zeros(60, np.float32)
+    data = covey.FederatedData.from_clients({"basel": (x, y)})
+    linear = covey.models.linear()
+    method = covey.fald(linear, step_size=1e-5, clip=1.0, local_steps=2, batch_size=16)
+    found = mechanism_of(Work(method, None, data), 60, 180)
+    assert (found.rows, found.scheme, found.clip, found.batch_size) == ((60, 120), "full", 1.0, 16)
+    alone = mechanism_of(Work(method, None, data), 60, 60)
+    assert rdp(found, rounds=5, delta=1e-5) > rdp(alone, rounds=5, delta=1e-5)  # a smaller share
+    assert mechanism_of(Work(covey.fedavg(linear), None, data), 60, 180) is None
+
+
+def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
+    (tmp_path / "ledger.json").write_text("[{")
+    with pytest.raises(DeclinedError, match="cannot be read"):
+        SiteLedger(tmp_path, Privacy(epsilon=1.0, delta=1e-5)).charge("a", ROUND)
+
+
+RUN = {
+    "columns": {"features": ["age"], "outcome": "gain"},
+    "model": {"name": "linear"},
+    "method": {"name": "fedavg"},
+    "run": {"rounds": 30, "seed": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "study", "reason", "words"),
+    [
+        ({"studies": {"names": ["lung*"]}}, of_formula("heart", FORMULA), "study", "heart"),
+        ({"studies": {"methods": ["fald"]}}, of_formula("a", FORMULA), "method", "fald"),
+        ({"studies": {"formulas": ["a ~ b"]}}, of_formula("a", FORMULA), "formula", FORMULA),
+        ({"studies": {"formulas": [FORMULA]}}, of_tables("a", RUN), "formula", "none"),
+        ({}, of_formula("a", "ill ~ name + (1 | h)"), "formula", "'name'"),
+        ({}, of_formula("a", "age ~ dose"), "formula", "as an outcome"),
+        ({}, of_formula("a", "gain ~ ill"), "formula", "'ill'"),
+        ({"limits": {"most_rounds": 29}}, of_tables("a", RUN), "rounds", "at most 29"),
+    ],
+)
+def test_what_the_owner_does_not_allow_is_refused_before_a_row_is_read(
+    tmp_path, changes, study, reason, words
+):
+    site = site_of(tmp_path, **changes)
+    site.data.table.unlink()
+    with pytest.raises(DeclinedError, match=r"basel|heart") as error:
+        check_study(site, study)
+    assert error.value.reason == reason
+    assert words in error.value.why
+
+
+def test_columns_that_are_not_opened_are_not_there(tmp_path):
+    site = site_of(tmp_path)
+    assert "name" not in open_table(site).frame
+    study = of_formula("a", "ill ~ age + (1 | name)")  # the group might be a column
+    found = fit_rows.described(site, study, open_table(site))
+    assert found["groups"] == {"name": "absent"}
+
+
+def with_levels(counts: dict[str, int], seed: int = 0) -> pd.DataFrame:
+    table = table_of(seed, sum(counts.values()))
+    return table.assign(sex=np.repeat(list(counts), list(counts.values())))
+
+
+def test_levels_that_few_rows_have_are_not_named(tmp_path):
+    site = site_of(tmp_path, with_levels({"f": 30, "m": 28, "x": 4, "y": 5}))
+    found = fit_rows.described(site, of_formula("a", FORMULA), open_table(site))
+    assert [level for level, _ in found["levels"]["sex"]] == ["f", "m", "y"]
+    assert found["withheld"] == ("sex",)
+    assert (found["complete"], found["rows"]) == (65, 65)  # of 67, by fives
+    assert '"x"' not in json.dumps(found)
+    assert str(site.data.table) not in json.dumps(found)
+
+
+def test_small_counts_of_missing_values_and_outcomes_are_not_told(tmp_path):
+    table = with_levels({"f": 30, "m": 30})
+    table["ill"] = ["yes"] * 4 + ["no"] * 56
+    table.loc[:2, "age"] = np.nan
+    table.loc[10:16, "dose"] = np.nan
+    site = site_of(tmp_path, table)
+    study = of_formula("a", "ill ~ scale(age) + dose + sex + (1 | h)")
+    found = fit_rows.described(site, study, open_table(site))
+    assert found["missing"] == {"age": 0, "dose": 7, "sex": 0, "ill": 0}
+    assert found["outcome"]["values"] == ["no"]
+    assert (found["complete"], found["rows"]) == (50, 60)
+    assert fit_rows.description_of(json.loads(json.dumps(found))).moments["scale(age)"].count == 57
+
+
+@pytest.mark.parametrize(("rule", "used"), [("use", 62), ("drop", 58)])
+def test_rows_with_rare_levels_count_where_another_site_names_the_level(tmp_path, rule, used):
+    table = with_levels({"f": 30, "m": 28, "x": 4, "z": 1})
+    site = site_of(tmp_path, table, limits={"rare_levels": rule})
+    study = of_formula("a", FORMULA)
+    other = Table("bern", with_levels({"f": 20, "x": 20}, seed=2))
+    said = [
+        fit_rows.description_of(fit_rows.described(site, study, open_table(site))),
+        describe(other, study.formula, least=5),
+    ]
+    design = combine(said, study.formula)
+    assert design.factors["sex"] == ["f", "m", "x"]  # z is named by nobody
+    found = fit_rows.made(site, design, open_table(site))
+    assert (len(found.rows.y), found.left_out) == (used, 63 - used)
+
+
+def test_a_design_of_another_formula_is_refused(tmp_path):
+    site, study = site_of(tmp_path), of_formula("a", FORMULA)
+    table, other = open_table(site), of_formula("b", "ill ~ age + dose + (1 | hospital)")
+    tables = [table, table._replace(name="bern")]
+    design = combine([describe(one, other.formula) for one in tables], other.formula)
+    with pytest.raises(DeclinedError, match="not that of the study"):
+        fit_rows.design_of(study, design.to_json())
+    for content in ({}, {"text": FORMULA}, []):
+        with pytest.raises(DeclinedError, match="cannot be read"):
+            fit_rows.design_of(study, content)
+
+
+def test_too_few_rows_decline_without_saying_how_many(tmp_path):
+    site = site_of(tmp_path, table_of(1, 17))
+    with pytest.raises(DeclinedError, match="fewer than 20 usable rows") as error:
+        fit_rows.described(site, of_formula("a", FORMULA), open_table(site))
+    assert "17" not in error.value.why
+    assert "17" in error.value.detail
+
+
+def test_a_bad_cell_is_told_to_the_owner_and_its_column_to_the_server(tmp_path):
+    table = table_of(1).astype({"age": object})
+    table.loc[7, "age"] = "Smith"
+    site = site_of(tmp_path, table)
+    with pytest.raises(DeclinedError, match="the column 'age' of the table of 'basel'") as error:
+        fit_rows.described(site, of_formula("a", FORMULA), open_table(site))
+    assert "Smith" not in error.value.why
+    assert "line 9" in error.value.detail
+    assert "Smith" in error.value.detail
+
+
+def test_a_changed_table_has_another_digest(tmp_path):
+    one = open_table(site_of(tmp_path))
+    changed = one.frame.copy()
+    changed.loc[3, "age"] = f"{changed.loc[3, 'age']}1"
+    assert digest_of(one) == digest_of(open_table(site_of(tmp_path)))
+    assert digest_of(one) != digest_of(one._replace(frame=changed))

@@ -1,0 +1,216 @@
+"""Tables that would be fitted wrongly are refused, and those that look wrong are warned of: site,
+column and value are named.
+"""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import covey
+from covey.fitting.comparison import compare
+from covey.fitting.design import Rows
+from covey.fitting.formula import parse
+from covey.runs import launch
+
+FORMULA = "bp ~ age + sex + (1 | site)"
+SITES = ("bern", "chur", "zug", "basel")
+
+
+class ReachedError(Exception):
+    """The rounds would begin."""
+
+
+@pytest.fixture(autouse=True)
+def no_rounds(monkeypatch):
+    def stop(*_, **__):
+        raise ReachedError
+
+    monkeypatch.setattr(launch, "run", stop)
+
+
+def tables(**columns):
+    """Four clinics; `columns` are those of zug in their place."""
+    found = {}
+    for seed, site in enumerate(SITES):
+        random = np.random.default_rng(seed)
+        age = random.integers(40, 80, 40)
+        found[site] = pd.DataFrame(
+            {
+                "age": age,
+                "sex": random.choice(["female", "male"], 40),
+                "chol": random.normal(220, 30, 40).round(),
+                "cp": random.permutation(np.resize([1, 2, 3, 4], 40)),
+                "w": random.uniform(0.5, 2, 40),
+                "date": pd.date_range("2020-01-01", periods=40).strftime("%Y-%m-%d"),
+                "id": [f"{site}{row}" for row in range(40)],
+                "bp": (120 + 0.5 * age + random.normal(0, 8, 40)).round(1),
+                "trials": random.integers(1, 9, 40),
+                "falls": random.poisson(1.5, 40),
+                "y": random.permutation(np.resize([0, 1], 40)),
+            }
+        )
+    for name, change in columns.items():
+        found["zug"][name] = change(found["zug"]) if callable(change) else change
+    return found
+
+
+def everywhere(**columns):
+    return {site: table.assign(**columns) for site, table in tables().items()}
+
+
+REFUSED = {
+    "a weight of 0": (
+        FORMULA,
+        tables(w=lambda zug: zug.w.where(zug.index != 3, 0.0)),
+        {"weights": "w"},
+        "'zug', row 3: the weight 'w' must be above 0",
+    ),
+    "weights that are not there": (
+        FORMULA,
+        tables(),
+        {"weights": "www"},
+        "weights= names 'www', which no table has",
+    ),
+    "more successes than trials": (
+        "p(trials, falls) ~ age + (1 | site)",
+        tables(),
+        {},
+        "with no more successes than trials",
+    ),
+    "negative failures": (
+        "cbind(trials, f) ~ age + (1 | site)",
+        everywhere(f=-1),
+        {},
+        r"cbind\(...\) takes counts",
+    ),
+    "a date": ("bp ~ date + (1 | site)", tables(), {}, r"'date' is a date \('2020-01-01', ...\)"),
+    "an id": ("bp ~ id + (1 | site)", tables(), {}, "160 levels .* in 160 rows: it names rows"),
+    "nothing known": (
+        FORMULA,
+        everywhere(age=np.nan),
+        {},
+        "no site has a row .* missing is 'age' in 160 of 160",
+    ),
+    "nothing to impute by": (
+        FORMULA,
+        everywhere(age=np.nan),
+        {"missing": "impute"},
+        "'age' is missing in every row of every site",
+    ),
+    "other codes of the outcome": (
+        "y ~ age + (1 | site)",
+        tables(y=lambda zug: zug.y + 1),
+        {},
+        "values 0 and 1 at bern and 1 and 2 at zug; code it in the same way",
+    ),
+    "capital letters of the outcome": (
+        "sex ~ age + (1 | site)",
+        tables(sex=lambda zug: zug.sex.str.upper()),
+        {},
+        "the outcome 'sex' is 'FEMALE', 'MALE', 'female', 'male': write it in the same way",
+    ),
+    "the outcome as its predictor": (
+        "bp ~ bp + age + (1 | site)",
+        tables(),
+        {},
+        "'bp' is the outcome and a predictor of it",
+    ),
+    "a constant": ("bp ~ age + c + (1 | site)", everywhere(c=2.0), {}, "'c' is 2 in all rows"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_fitted_is_refused(case):
+    formula, data, options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        covey.fit(formula, data, progress=False, **options)
+
+
+WARNED = {
+    "units": (
+        "bp ~ age + chol + (1 | site)",
+        tables(chol=lambda zug: zug.chol / 38.67),
+        r"'chol' is about 0.027 times as large at site 'zug' \(mean 5.7\d?\) as elsewhere",
+    ),
+    "units of a scaled column": (
+        "bp ~ age + scale(chol) + (1 | site)",
+        tables(chol=lambda zug: zug.chol * 1000),
+        "'chol' is about 1e\\+03 times as large at site 'zug'",
+    ),
+    "a code for missing values": (
+        FORMULA,
+        tables(age=lambda zug: zug.age.where(zug.index > 3, -9)),
+        "'age' is -9 in 4 rows of site 'zug', far from all other values",
+    ),
+    "a level of one site": (
+        "bp ~ C(cp) + (1 | site)",
+        tables(cp=lambda zug: zug.cp - 1),
+        re.escape("only site 'zug' has the level 0 of 'C(cp)'"),
+    ),
+    "the same rows twice": (
+        FORMULA,
+        tables() | {"zug2": tables()["zug"]},
+        "sites 'zug' and 'zug2' have exactly the same rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_what_looks_wrong_is_warned_of(case):
+    formula, data, message = WARNED[case]
+    with pytest.warns(UserWarning, match=message) as heard, pytest.raises(ReachedError):
+        covey.fit(formula, data, progress=False)
+    assert len(heard) == 1
+
+
+def test_good_tables_are_fitted_without_a_warning():
+    some = tables()
+    some["chur"]["age"] -= 25  # a children's clinic is not a matter of units
+    with pytest.raises(ReachedError):
+        covey.fit("bp ~ age + chol + C(cp) + sex + (1 | site)", some, progress=False)
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"is not empty: it holds notes\.txt; choose"):
+        covey.fit(FORMULA, tables(), out=tmp_path, progress=False)
+
+
+def made_up(formula, outcomes, family="gaussian", weights=None):
+    """What a comparison looks at before it compares."""
+    facts = {"rows": 80, "parameters": 3, "log_likelihood": -1.0, "aic": 8.0, "bic": 9.0}
+    design = SimpleNamespace(formula=parse(formula), weights=weights)
+    return SimpleNamespace(
+        method="marginal",
+        estimate="ml",
+        formula=formula,
+        family=family,
+        design=design,
+        found=SimpleNamespace(diagnostics=facts),
+        stored={"outcomes": outcomes},
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (made_up("log(bp) ~ age", {"zug": "a"}), r"these have bp and log\(bp\)"),
+        (made_up("bp ~ age", {"zug": "a"}, "poisson"), "'gaussian' and 'poisson' cannot be"),
+        (made_up("bp ~ age", {"zug": "a"}, weights="w"), "weights=None and 'w'"),
+        (made_up("bp ~ age", {"zug": "b"}), "those of site 'zug' differ"),
+        (made_up("bp ~ age", {"zug": "a", "bern": "c"}), "those of site 'bern' differ"),
+    ],
+)
+def test_fits_of_other_outcomes_are_not_compared(other, message):
+    with pytest.raises(ValueError, match=message):
+        compare(made_up("bp ~ sex", {"zug": "a"}), other)
+
+
+def test_digests_tell_rows_apart():
+    x, y, kept = np.ones((2, 1)), np.array([0.0, 1.0]), np.arange(2)
+    one, other = Rows(x, y, kept), Rows(2 * x, y, kept)
+    assert one.digest == Rows(x.copy(), y.copy(), kept).digest != other.digest
+    assert one.outcome_digest == other.outcome_digest != Rows(x, 1 - y, kept).outcome_digest
