@@ -21,7 +21,7 @@ ORDER = [  # rooms of one line may not import each other, except where named bel
     {"estimators", "report"},
     {"runs"},
     {"config"},
-    {"fitting"},
+    {"fitting", "sweeps"},
     {"deploy"},
 ]
 TOP = {"cli"}  # may import everything, and nothing imports it

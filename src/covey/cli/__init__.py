@@ -22,6 +22,7 @@ from covey.cli import (
     reproducing,
     running,
     site,
+    sweeping,
 )
 from covey.cli.consoles import console, show_warning
 
@@ -46,6 +47,7 @@ app.command("predict")(fitting.predict_command)
 app.command("add-client")(fitting.add_client_command)
 app.command("compare")(fitting.compare_command)
 app.command("run")(running.run_command)
+app.command("sweep")(sweeping.sweep_command)
 app.command("posterior")(posteriors.posterior_command)
 app.command("report")(reporting.report_command)
 app.command("watch")(reporting.watch_command)

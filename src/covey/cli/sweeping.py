@@ -1,0 +1,85 @@
+"""`covey sweep`: a grid of runs over settings and seeds."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from covey.cli.consoles import INTERRUPTED, console, errors, mistakes_in_one_line
+
+if TYPE_CHECKING:
+    from covey.sweeps.results import Choice
+
+
+def sweep_command(
+    study: Annotated[
+        Path, typer.Argument(help="The configuration, a TOML file.", metavar="STUDY.toml")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="TABLE.KEY=VALUE,VALUE",
+            help="Values to try for one setting; may be repeated for a grid.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", help="Seeds per setting, from the configuration's seed on.")
+    ] = 1,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by", help="Measure of the validation rows to choose by; nll.", metavar="MEASURE"
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", help="Runs at once, each in its own process.")
+    ] = 2,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the sweep; runs/STUDY-sweep by default.")
+    ] = None,
+) -> None:
+    """Run a study for a grid of settings and seeds, and choose by validation rows.
+
+    Started again after Ctrl-C or kill -9, it does no finished run twice.
+    """
+    with mistakes_in_one_line():
+        from covey.sweeps.sweep import FIGURE, TABLE, sweep
+
+        folder = out or Path("runs") / f"{study.stem}-sweep"
+        try:
+            found = sweep(
+                study,
+                settings or [],
+                out=folder,
+                seeds=seeds,
+                by=by,
+                processes=workers,
+                report=lambda line: errors.print(Text(line), soft_wrap=True),
+            )
+        except KeyboardInterrupt:
+            errors.print(
+                Text("stopped; the same command goes on with it"), style="yellow", soft_wrap=True
+            )
+            raise typer.Exit(INTERRUPTED) from None
+        _print_choice(found, study)
+        console.print(
+            Text(f"written to {folder / TABLE}; look at {folder / FIGURE}"), soft_wrap=True
+        )
+
+
+def _print_choice(found: "Choice", study: Path) -> None:
+    marks = ["*" if chosen else "" for chosen in found.table["chosen"]]
+    shown = found.table.assign(chosen=marks)
+    text = shown.to_string(index=False, float_format="{:.4g}".format, na_rep="")
+    console.print(Text(text), soft_wrap=True)
+    for key in found.at_the_end:
+        console.print(
+            Text(f"{key}: the best value is at the end of its list; try values beyond it"),
+            soft_wrap=True,
+        )
+    options = [word for key, value in found.settings for word in ("--set", f"{key}={value}")]
+    command = shlex.join(["covey", "run", str(study), *options])
+    console.print(Text(f"best {found.by}: {command}"), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""A grid of runs over settings and seeds, chosen by validation rows: `covey sweep`."""
