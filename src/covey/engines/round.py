@@ -5,7 +5,7 @@ Both ways of driving a simulation (all rows on the device, or gathered by cohort
 functions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -147,6 +147,21 @@ def chunk_round(
         diverged_id=jnp.maximum(tally.diverged_id, jnp.max(jnp.where(bad, slots.id, -1))),
     )
     return added, nodes, good
+
+
+def merged(tallies: Sequence[Tally]) -> Tally:
+    """The sum of tallies, as a tree: neighbours first, so that the order of additions depends on
+    their number only.
+    """
+    while len(tallies) > 1:
+        pairs = [_sum(*tallies[at : at + 2]) for at in range(0, len(tallies) - 1, 2)]
+        tallies = [*pairs, *tallies[2 * len(pairs) :]]
+    return tallies[0]
+
+
+def _sum(one: Tally, other: Tally) -> Tally:
+    added = jax.tree.map(jnp.add, one, other)
+    return added._replace(diverged_id=jnp.maximum(one.diverged_id, other.diverged_id))
 
 
 def received(channel: Channel, sent: Sent) -> tuple[Message, Float[Array, ""]]:

@@ -3,16 +3,19 @@
 The clients of a cohort are sorted by their rows and cut into chunks; a chunk is vectorised, and its
 batch loops run to the longest client of the chunk. With the rows on the device, many rounds run in
 one compiled loop. Otherwise the rows of each cohort are gathered on the host, and chunks pass
-through the same function one dispatch each.
+through the same function one dispatch each. Where the process has several devices, chunks are
+dealt out to all of them.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from covey.core import cohort as cohorts
@@ -24,13 +27,15 @@ from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.engines import round as rounds
+from covey.engines.devices import mesh_of, replicated, spread_band
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
 from covey.engines.programs import RoundParts, round_parts, shared
-from covey.engines.rows import DeviceRows, Storage, View, rows_of
+from covey.engines.rows import DeviceRows, Storage, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
+from covey.engines.streamed import HostClients, call_up_of, close_round_of
 
 CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
 LARGE_UPLOAD = 50_000  # values; above, clients run one by one
@@ -43,6 +48,7 @@ class Simulation(Vectorised):
     storage: where rows lie, "device", "host", or "auto".
     node_directory: keep client states memory-mapped there (with rows on the host); None keeps them
         in memory.
+    devices: devices that chunks are dealt out to; None: all local ones.
     """
 
     def __init__(
@@ -58,8 +64,10 @@ class Simulation(Vectorised):
         chunk: int | Literal["auto"] = "auto",
         storage: Storage = "auto",
         node_directory: Path | None = None,
+        devices: Sequence[Any] | None = None,
     ):
         self.data, self.seed = data, seed
+        self.devices = jax.local_devices() if devices is None else list(devices)
         self.setup = setup_of(
             algorithm,
             data,
@@ -74,7 +82,7 @@ class Simulation(Vectorised):
         self.chunk = self._chunk(chunk)
         self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
-            self.driver = _Resident(self)
+            self.driver = _Resident(self) if len(self.devices) == 1 else _Spread(self)
         else:
             self.driver = _Streamed(self, node_directory)
 
@@ -120,7 +128,7 @@ class Simulation(Vectorised):
         per_row = tree.size(self.data.spec.rows)
         per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
         wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
-        return min(wished, self.setup.sampler.slots)
+        return min(wished, -(-self.setup.sampler.slots // len(self.devices)))
 
 
 class _Resident:
@@ -133,7 +141,10 @@ class _Resident:
         everyone = np.arange(engine.data.clients)
         view = engine.rows.view(everyone, "train")
         self.storage = Shard(view.rows, jnp.asarray(view.starts), jnp.asarray(view.counts), 0)
-        self.compiled = shared(_block_of, round_parts(engine.setup), engine.chunk, bands)
+        self.compiled = self._program(round_parts(engine.setup), engine.chunk, bands)
+
+    def _program(self, parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
+        return shared(_block_of, parts, chunk, bands)
 
     def start(self, server: State) -> EngineState:
         clients = self.engine.data.clients
@@ -171,12 +182,35 @@ class _Resident:
         pass
 
 
-def _block_of(parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
-    """The compiled rounds of clients whose rows and nodes are on the device."""
+class _Spread(_Resident):
+    """Rows and nodes on every device; the chunks of a band are dealt out to all of them."""
+
+    def __init__(self, engine: Simulation):
+        self.mesh = mesh_of(engine.devices)
+        super().__init__(engine)
+        self.storage = replicated(self.mesh, self.storage)
+
+    def _program(self, parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
+        return shared(_block_of, parts, chunk, bands, self.mesh)
+
+    def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
+        everywhere = replicated(self.mesh, (state.server, state.nodes, state.seen))
+        state, record = super().block(EngineState(state.round, *everywhere), count)
+        # What evaluation works with is on one device, as evaluation is.
+        return state._replace(server=jax.device_put(state.server, self.mesh.devices[0])), record
+
+    def take(self, state: EngineState, positions: np.ndarray) -> Node:
+        return jax.device_put(super().take(state, positions), self.mesh.devices[0])
+
+
+def _block_of(
+    parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...], mesh: Mesh | None = None
+):
+    """The compiled rounds of clients whose rows and nodes are on the device, or on all of some."""
 
     def block(root, first, count, server, nodes, seen, storage, ids):
         def one_round(t, server, nodes, seen):
-            return _round(parts, chunk, bands, root, t, server, nodes, seen, storage, ids)
+            return _round(parts, chunk, bands, mesh, root, t, server, nodes, seen, storage, ids)
 
         carry, record = rounds.repeated(one_round, first, count, (server, nodes, seen))
         return *carry, record
@@ -184,7 +218,7 @@ def _block_of(parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
     return jax.jit(block)
 
 
-def _round(parts: RoundParts, chunk: int, bands, root, t, server, nodes, seen, storage, ids):
+def _round(parts: RoundParts, chunk: int, bands, mesh, root, t, server, nodes, seen, storage, ids):
     down = parts.algorithm.broadcast(server)
     slots, counts = rounds.call_up(parts, root, t, ids)
     slots = _sorted(slots, storage.count, bands, chunk)
@@ -217,7 +251,11 @@ def _round(parts: RoundParts, chunk: int, bands, root, t, server, nodes, seen, s
             ),
             slots,
         )
-        carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
+        if mesh is None:
+            carry, _ = jax.lax.scan(partial(run_if_any, capacity=band.capacity), carry, part)
+        else:
+            sent = (root, t, down, storage.rows, storage.start, storage.count)
+            carry = spread_band(parts, mesh, band.capacity, part, carry, sent)
     tally, nodes, seen = carry
     server, record = rounds.close_round(parts, root, t, server, tally, counts)
     return server, nodes, seen, record
@@ -248,12 +286,12 @@ class _Streamed:
             else DiskNodes(like, clients, node_directory)
         )
         parts = round_parts(engine.setup)
-        self.call_up = shared(_call_up_of, parts)
-        self.chunk_round = shared(_chunk_round_of, parts)
-        self.close_round = shared(_close_round_of, parts)
+        self.clients = HostClients(
+            parts, engine.setup.root, engine.rows, self.store, engine.chunk, engine.devices
+        )
+        self.call_up = shared(call_up_of, parts)
+        self.close_round = shared(close_round_of, parts)
         self.broadcast = shared(jax.jit, engine.setup.algorithm.broadcast)
-        self.empty = rounds.empty_tally(engine.setup.shapes)
-        self.stateful = bool(jax.tree.leaves(like))
 
     def start(self, server: State) -> EngineState:
         return EngineState(0, server, None, np.zeros(self.engine.data.clients, bool))
@@ -267,42 +305,10 @@ class _Streamed:
         return EngineState(state.round + count, server, None, seen), stacked
 
     def _round(self, t: int, server: State, seen: np.ndarray) -> tuple[State, rounds.Record]:
-        engine, root = self.engine, self.engine.setup.root
+        root = self.engine.setup.root
         down = self.broadcast(server)
-        slots, counts = self.call_up(root, t, engine.ids)
-        slots = _running(jax.device_get(slots), engine.rows.ranges("train")[1])
-        slots, view = _padded(
-            slots, engine.rows.view(np.asarray(slots.index), "train"), engine.chunk
-        )
-        tally = self.empty
-        for at in range(0, len(slots.index), engine.chunk):
-            here = slice(at, at + engine.chunk)
-            some = rounds.Slots(*(leaf[here] for leaf in slots))
-            where = np.asarray(some.index)
-            old = self.store.take(where)
-            tally, nodes, good = self.chunk_round(
-                root,
-                t,
-                down,
-                some,
-                old,
-                seen[where],
-                view.rows,
-                view.starts[here],
-                view.counts[here],
-                tally,
-                capacity=rounds.bucket_size(int(view.counts[at])),
-            )
-            # Only stateful clients need the answer now; without state the chunks queue up behind
-            # one another.
-            if self.stateful:
-                kept = np.asarray(good)
-                self.store.put(
-                    where[kept], jax.tree.map(lambda leaf, kept=kept: np.asarray(leaf)[kept], nodes)
-                )
-                seen[where[kept]] = True
-            else:
-                seen[where[some.on]] = True
+        slots, counts = self.call_up(root, t, self.engine.ids)
+        tally = self.clients.round(t, down, jax.device_get(slots), seen)
         return self.close_round(root, t, server, tally, counts)
 
     def take(self, state: EngineState, positions: np.ndarray) -> Node:
@@ -320,37 +326,3 @@ class _Streamed:
 
     def checkpointed(self) -> None:
         self.store.checkpointed()
-
-
-def _call_up_of(parts: RoundParts):
-    return jax.jit(partial(rounds.call_up, parts))
-
-
-def _chunk_round_of(parts: RoundParts):
-    def chunk_round(
-        root, t, down, slots, nodes, seen, rows, starts, counts, tally, *, capacity: int
-    ):
-        data = Shard(rows, starts, counts, capacity)
-        return rounds.chunk_round(parts, root, t, down, slots, nodes, seen, data, tally)
-
-    return jax.jit(chunk_round, static_argnames="capacity")
-
-
-def _close_round_of(parts: RoundParts):
-    return jax.jit(partial(rounds.close_round, parts))
-
-
-def _running(slots: rounds.Slots, counts: np.ndarray) -> rounds.Slots:
-    """The slots whose clients run, largest first."""
-    running = np.flatnonzero(slots.on)
-    order = running[np.argsort(-counts[slots.index[running]], kind="stable")]
-    return rounds.Slots(*(np.asarray(leaf)[order] for leaf in slots))
-
-
-def _padded(slots: rounds.Slots, view: View, chunk: int) -> tuple[rounds.Slots, View]:
-    """Both with empty slots up to whole chunks."""
-
-    def pad(leaf):
-        return np.pad(leaf, (0, -len(leaf) % chunk))
-
-    return rounds.Slots(*map(pad, slots)), View(view.rows, pad(view.starts), pad(view.counts))
