@@ -13,13 +13,16 @@ from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 
 DEVICES, ROUNDS = 4, 5
-SIZES = (26, 32, 28, 30, 25)  # of one capacity, so that little is compiled
+SIZES = {
+    "alike": (26, 32, 28, 30, 25),  # of one capacity, so that little is compiled
+    "unequal": (7, 40, 12, 90, 25),
+}
 EVERY = MADE | METHODS
 
 
-def walked(name: str, storage: str) -> dict:
+def walked(name: str, storage: str, sizes: str) -> dict:
     """What differs between a run on all devices and one on the first."""
-    data = linear_gaussian(sizes=SIZES).data.split(validation=0.2, test=0.2, seed=3)
+    data = linear_gaussian(sizes=SIZES[sizes]).data.split(validation=0.2, test=0.2, seed=3)
     runs = []
     for devices in (None, jax.local_devices()[:1]):
         method = EVERY[name]()
@@ -59,5 +62,5 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    storage, *names = sys.argv[1:]
-    sys.stdout.write(json.dumps({name: walked(name, storage) for name in names}))
+    storage, sizes, *names = sys.argv[1:]
+    sys.stdout.write(json.dumps({name: walked(name, storage, sizes) for name in names}))

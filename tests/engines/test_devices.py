@@ -21,11 +21,11 @@ TOLERANCE = 1e-4
 QUICK = ("remembering", "fedavg")
 
 
-def on_four_devices(storage: str, *names: str) -> dict:
+def on_four_devices(storage: str, sizes: str, *names: str) -> dict:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     done = subprocess.run(
-        [sys.executable, str(TESTS / "spread.py"), storage, *names],
+        [sys.executable, str(TESTS / "spread.py"), storage, sizes, *names],
         env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": source},
         capture_output=True,
         text=True,
@@ -43,7 +43,7 @@ def assert_same(found: dict) -> None:
 
 
 def test_two_methods():
-    found = on_four_devices("device", *QUICK)
+    found = on_four_devices("device", "alike", *QUICK)
     assert list(found) == [*QUICK]
     assert len({*found["remembering"]["clients"]}) > 1  # cohorts that differ
     assert_same(found)
@@ -51,12 +51,13 @@ def test_two_methods():
 
 @pytest.mark.slow
 def test_every_method():
-    assert_same(on_four_devices("device", *METHODS))
+    assert_same(on_four_devices("device", "unequal", *METHODS))
 
 
 @pytest.mark.slow
 def test_rows_on_the_host():
-    assert_same(on_four_devices("host", "remembering", "forgetting", "fedavg", "scaffold"))
+    names = ("remembering", "forgetting", "fedavg", "scaffold")
+    assert_same(on_four_devices("host", "unequal", *names))
 
 
 def test_one_device_has_the_programs_it_always_had():

@@ -84,7 +84,8 @@ def spread_band(
         out_specs=everywhere,
         check_vma=False,
     )(dealt, nodes, seen, *sent)
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), new)
+    slots_in_all = dealt.index.size
+    flat = jax.tree.map(lambda leaf: leaf.reshape(slots_in_all, *leaf.shape[3:]), new)
     index, kept = jnp.asarray(dealt.index).reshape(-1), good.reshape(-1)
     each = [jax.tree.map(lambda leaf, at=at: leaf[at], tallies) for at in range(mesh.size)]
     return (

@@ -48,6 +48,18 @@ class Evaluator:
     ) -> dict[str, Metric]:
         """Metrics on one split of every client's rows, stacked in the order of the data."""
         need_rows(rows.data, split)
+        return self.measures(rows, t, down, take, seen, split)
+
+    def measures(
+        self,
+        rows: DeviceRows | HostRows,
+        t: int,
+        down: Message,
+        take: Callable[[np.ndarray], Node],
+        seen: np.ndarray,
+        split: Split,
+    ) -> dict[str, Metric]:
+        """As `evaluate`, also where no client has rows of the split: counts are then zero."""
         everyone = np.arange(rows.data.clients)
         chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
         return _in_order(

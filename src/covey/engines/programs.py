@@ -40,15 +40,23 @@ class RoundParts(NamedTuple):
 
 def round_parts(setup: Setup) -> RoundParts:
     """The parts of a setup that rounds are compiled from."""
-    method = setup.algorithm
-    rounds = _NOTHING._replace(
+    rounds = _rounds_of(setup.algorithm)
+    return RoundParts(rounds, setup.channel, setup.sampler, setup.faults, setup.shapes)
+
+
+def chunk_parts(method: Algorithm, channel: Channel, shapes: Shapes) -> RoundParts:
+    """The parts that the round of a chunk is compiled from, whatever the cohort and the faults."""
+    return RoundParts(_rounds_of(method), channel, Sampler(0, _NONE), Faults(), shapes)
+
+
+def _rounds_of(method: Algorithm) -> Algorithm:
+    return _NOTHING._replace(
         broadcast=method.broadcast,
         server=method.server,
         init_client=method.init_client,
         client=method.client,
         commit=method.commit,
     )
-    return RoundParts(rounds, setup.channel, setup.sampler, setup.faults, setup.shapes)
 
 
 def measuring_part(method: Algorithm) -> Algorithm:

@@ -27,18 +27,16 @@ from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
 from covey.engines import round as rounds
+from covey.engines.chunks import chunk_of
 from covey.engines.devices import mesh_of, replicated, spread_band
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.programs import RoundParts, round_parts, shared
+from covey.engines.programs import RoundParts, chunk_parts, round_parts, shared
 from covey.engines.rows import DeviceRows, Storage, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 from covey.engines.streamed import HostClients, call_up_of, close_round_of
-
-CHUNK_NUMBERS = 500_000  # row values of a chunk that stay in cache; measured
-LARGE_UPLOAD = 50_000  # values; above, clients run one by one
 
 
 class Simulation(Vectorised):
@@ -79,7 +77,7 @@ class Simulation(Vectorised):
         )
         self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
-        self.chunk = self._chunk(chunk)
+        self.chunk = chunk_of(chunk, self.setup, data, len(self.devices))
         self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
             self.driver = _Resident(self) if len(self.devices) == 1 else _Spread(self)
@@ -114,21 +112,6 @@ class Simulation(Vectorised):
     def checkpointed(self) -> None:
         """To be called once the newest snapshot is safely on disk."""
         self.driver.checkpointed()
-
-    def _chunk(self, asked: int | Literal["auto"]) -> int:
-        if asked != "auto":
-            if asked < 1:
-                raise ValueError(f"chunk must be at least 1 or 'auto', got {asked}")
-            return min(asked, self.setup.sampler.slots)
-        if (
-            tree.size(self.setup.shapes.up) > LARGE_UPLOAD
-            or tree.size(self.setup.shapes.node) > LARGE_UPLOAD
-        ):
-            return 1
-        per_row = tree.size(self.data.spec.rows)
-        per_client = max(float(np.mean(self.data.counts("train"))) * per_row, 1.0)
-        wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
-        return min(wished, -(-self.setup.sampler.slots // len(self.devices)))
 
 
 class _Resident:
@@ -286,8 +269,10 @@ class _Streamed:
             else DiskNodes(like, clients, node_directory)
         )
         parts = round_parts(engine.setup)
+        setup = engine.setup
+        of_chunks = chunk_parts(setup.algorithm, setup.channel, setup.shapes)
         self.clients = HostClients(
-            parts, engine.setup.root, engine.rows, self.store, engine.chunk, engine.devices
+            of_chunks, setup.root, engine.rows, self.store, engine.chunk, engine.devices
         )
         self.call_up = shared(call_up_of, parts)
         self.close_round = shared(close_round_of, parts)

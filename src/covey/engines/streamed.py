@@ -23,7 +23,7 @@ class HostClients:
     """Some clients: their rows, what they keep, and their part of a round.
 
     Args:
-        parts: What rounds are compiled from.
+        parts: What their rounds are compiled from, of `chunk_parts`.
         root: The key of the run.
         rows: Their rows.
         store: What they keep.

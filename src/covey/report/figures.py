@@ -31,6 +31,8 @@ BOOKKEEPING = (
     "accepted",
     "settled",
     "waiting",
+    "slowest_actor",
+    "slowest_seconds",
 )
 _SIZES = ("bits", "bytes")  # shown as running totals
 LABELLED = 60  # sites; with more, a plot shows their order and not their names

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Record: TypeAlias = dict[str, int | float | None]
 
 # What may change when a run is resumed; none of it changes the metrics of a round.
-_FREE = ("run.rounds", "run.checkpoint_every", "run.name")
+_FREE = ("run.rounds", "run.checkpoint_every", "run.name", "run.actors", "run.address")
 _MISSING = "(not set)"
 _BESIDE = ("lock", "study")  # what may be in a directory before its run; `study` is a server's
 

@@ -2,19 +2,21 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData, Split
+from covey.engines.cluster import Cluster
 from covey.engines.engine import Engine
 from covey.engines.loop import Loop
 from covey.engines.peers import Peers
 from covey.engines.questions import ByRounds, Questions, no_questions
+from covey.engines.ray import RayCrew
 from covey.engines.rows import Storage
 from covey.engines.simulate import Simulation
 from covey.privacy.ledger import Budget
@@ -25,7 +27,8 @@ from covey.runs.run import Run
 from covey.runs.schedule import RunOptions
 from covey.topology import Topology, complete
 
-EngineName = Literal["simulate", "loop", "peers"]
+EngineName = Literal["simulate", "loop", "peers", "ray"]
+_IN_CHUNKS = ("simulate", "ray")  # engines that run clients side by side
 
 
 def run(
@@ -39,6 +42,8 @@ def run(
     faults: Faults | None = None,
     engine: EngineName = "simulate",
     topology: Topology | None = None,
+    actors: int | None = None,
+    address: str | None = None,
     chunk: int | Literal["auto"] = "auto",
     storage: Storage = "auto",
     privacy: Budget | None = None,
@@ -64,13 +69,18 @@ def run(
             they send. Default: nothing changes them.
         faults: Probabilities of lost, late and repeated messages. Default: none.
         engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes;
-            "peers" has no server.
+            "peers" has no server; "ray" spreads clients over the actors of a Ray cluster
+            (`pip install 'covey[cluster]'`).
         topology: Who talks to whom among peers, from `covey.topology`; for engine="peers" only.
             Default: everyone to everyone.
-        chunk: Clients that "simulate" runs side by side.
-        storage: Where "simulate" keeps rows: "device", or "host" for rows that are memory-mapped or
-            too many. With rows on the host and a run directory, the clients' states are
-            memory-mapped there too.
+        actors: Ray actors, each with a block of clients; for engine="ray" only. Default: one per
+            CPU of the cluster.
+        address: Address of the Ray cluster, "host:port" or "auto"; for engine="ray" only. Default:
+            the cluster that Ray is connected to, or else one on this machine.
+        chunk: Clients that "simulate", or an actor of "ray", runs side by side.
+        storage: Where "simulate" and the actors of "ray" keep rows: "device", or "host" for rows
+            that are memory-mapped or too many. With rows on the host and a run directory, the
+            clients' states of "simulate" are memory-mapped there too.
         privacy: Privacy budget, for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
             The epsilon spent is in the metrics of every round, and rounds beyond the budget are
             refused. Only uploads are accounted for, not evaluations.
@@ -106,7 +116,11 @@ def run(
     """
     options = RunOptions(evaluate_every, split, checkpoint_every, progress)
     _check(rounds, options, out, resume, engine, topology, chunk, storage)
-    engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
+    _check_cluster(engine, actors, address)
+    if engine == "ray":
+        engine_of = _on_a_cluster(data, seed, chunk, storage, actors, address)
+    else:
+        engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
     places = {"node_directory": Path(out) / "nodes"} if out and engine == "simulate" else {}
     venue = Venue(
         data,
@@ -114,6 +128,7 @@ def run(
         Questions(no_questions if engine == "peers" else ByRounds(engine_of)),
     )
     given = {"engine": engine, "chunk": chunk, "storage": storage}
+    given |= {"actors": actors, "address": address}
     return begin(
         method,
         venue,
@@ -147,6 +162,31 @@ def _engine_of(
     return partial(Peers, data=data, seed=seed, topology=given)
 
 
+def _on_a_cluster(
+    data: FederatedData,
+    seed: int,
+    chunk: int | Literal["auto"],
+    storage: Storage,
+    actors: int | None,
+    address: str | None,
+) -> Callable[..., Engine]:
+    """As `_engine_of`; all engines of a run have the same actors, started by the first one."""
+
+    @cache
+    def crew() -> RayCrew:
+        return RayCrew(data, actors=actors, address=address, storage=storage)
+
+    def engine_of(method: Algorithm, **options: Any) -> Cluster:
+        return Cluster(method, data, crew=crew(), seed=seed, chunk=chunk, **options)
+
+    return engine_of
+
+
+def _check_cluster(engine: str, actors: int | None, address: str | None) -> None:
+    if engine != "ray" and (actors, address) != (None, None):
+        raise ValueError(f"{actors=} and {address=} are for engine='ray', not for {engine!r}")
+
+
 def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> None:
     """An error for arguments that do not fit each other."""
     known = get_args(EngineName)
@@ -166,7 +206,9 @@ def _check(rounds, options, out, resume, engine, topology, chunk, storage) -> No
             "checkpoints are kept in a run directory: give out= together with resume= or "
             "checkpoint_every="
         )
-    if engine != "simulate" and (chunk, storage) != ("auto", "auto"):
-        raise ValueError(f"{chunk=} and {storage=} are for engine='simulate', not for {engine!r}")
+    if engine not in _IN_CHUNKS and (chunk, storage) != ("auto", "auto"):
+        raise ValueError(
+            f"{chunk=} and {storage=} are for engine='simulate' or 'ray', not for {engine!r}"
+        )
     if topology is not None and engine != "peers":
         raise ValueError(f"a topology is for engine='peers'; {engine!r} has a server")

@@ -1,0 +1,214 @@
+"""A block of clients, wherever it lives: their rows, what they keep, and their part of every round.
+
+A block knows nothing of the other blocks, of cohorts and of the server. It serves several runs on
+the same rows, one piece of work each: the rounds of a method, and questions beyond them.
+"""
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.core.algorithm import Algorithm
+from covey.core.channel import Channel
+from covey.core.keys import root_key
+from covey.core.metrics import Metric
+from covey.core.node import Node
+from covey.data.federated import FederatedData, Split
+from covey.engines.evaluation import Evaluator
+from covey.engines.nodes import MemoryNodes
+from covey.engines.programs import chunk_parts
+from covey.engines.round import Slots
+from covey.engines.rows import Storage, rows_of
+from covey.engines.setup import Shapes
+from covey.engines.streamed import HostClients
+
+
+class MappedRows(NamedTuple):
+    """Rows in a file, which a block opens by itself."""
+
+    path: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def open(self, node: str) -> np.ndarray:
+        """The rows, memory-mapped.
+
+        Raises:
+            ValueError: The file cannot be opened on this node.
+        """
+        try:
+            return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ValueError(
+                f"{self.path} cannot be opened on node {node}: {why}; rows that are memory-mapped "
+                "must be at the same path on every node"
+            ) from None
+
+
+class Share(NamedTuple):
+    """The clients of a block.
+
+    Attributes:
+        data: Them, with rows or with where these are (`MappedRows`).
+        storage: Where a block keeps the rows.
+        x64: Whether numbers are of 64 bits.
+    """
+
+    data: Any
+    storage: Storage
+    x64: bool
+
+    @classmethod
+    def of(cls, data: FederatedData, storage: Storage) -> "Share":
+        """The share of these clients. Memory-mapped rows are named, not sent."""
+        rows = jax.tree.map(_named, data.rows)
+        x64 = bool(jax.config.read("jax_enable_x64"))
+        return cls((rows, data.bounds, data.ids, data.spec), storage, x64)
+
+    def opened(self, node: str) -> FederatedData:
+        """The clients with their rows."""
+        rows, bounds, ids, spec = self.data
+        mapped = jax.tree.map(
+            lambda leaf: leaf.open(node) if isinstance(leaf, MappedRows) else leaf,
+            rows,
+            is_leaf=lambda leaf: isinstance(leaf, MappedRows),
+        )
+        return FederatedData(mapped, bounds, ids, None, spec, None)
+
+
+class Work(NamedTuple):
+    """What a block has to know of a run."""
+
+    algorithm: Algorithm
+    channel: Channel
+    shapes: Shapes
+    seed: int
+    chunk: int
+
+
+class Hello(NamedTuple):
+    """Who a block is: the node that it lives on, its process, and the versions there."""
+
+    node: str
+    process: int
+    covey: str
+    jax: str
+
+
+class Done(NamedTuple):
+    """A block's part of a round: the leaves of its tally, whose clients were new, and the time."""
+
+    tally: list[np.ndarray]
+    new: np.ndarray
+    seconds: float
+
+
+class Block:
+    """Some clients, in a process that has nothing else."""
+
+    def __init__(self) -> None:
+        self.node = platform.node()
+        self.works: dict[int, _Working] = {}
+
+    def hello(self) -> Hello:
+        """Which node this is, and the versions on it."""
+        return Hello(self.node, os.getpid(), version("covey"), jax.__version__)
+
+    def open(self, share: Share) -> None:
+        """Take over clients."""
+        jax.config.update("jax_enable_x64", share.x64)
+        self.rows = rows_of(share.opened(self.node), share.storage)
+
+    def begin(self, run: int, work: Work) -> None:
+        """Get to know a run; its clients have kept nothing yet."""
+        self.works[run] = _Working(work, self.rows)
+
+    def round(self, run: int, t: int, slots: Slots, down: list[np.ndarray]) -> Done:
+        """The round of the clients called up, by their positions in the block."""
+        start, work = perf_counter(), self.works[run]
+        before = work.seen.copy()
+        shaped = jax.tree.unflatten(work.down, [jnp.asarray(leaf) for leaf in down])
+        tally = work.clients.round(t, shaped, slots, work.seen)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tally)]
+        return Done(leaves, np.flatnonzero(work.seen & ~before), perf_counter() - start)
+
+    def measures(self, run: int, t: int, split: Split, down: PyTree) -> dict[str, Metric]:
+        """Metrics of every client, stacked."""
+        work = self.works[run]
+        return jax.device_get(
+            work.evaluator.measures(self.rows, t, down, work.store.take, work.seen, split)
+        )
+
+    def predict(self, run: int, t: int, client: int, x: PyTree, down: PyTree) -> PyTree:
+        """The predictive distribution of one client."""
+        work = self.works[run]
+        node = work.store.take(np.array([client])) if work.seen[client] else None
+        return jax.device_get(work.evaluator.predict(self.rows, t, down, node, client, x))
+
+    def draws(
+        self,
+        run: int,
+        t: int,
+        clients: np.ndarray,
+        count: int,
+        chains: Sequence[int],
+        down: PyTree,
+    ) -> PyTree:
+        """Posterior draws of some clients."""
+        work = self.works[run]
+        return work.evaluator.draws(
+            self.rows, t, down, work.store.take, work.seen, clients, count, chains
+        )
+
+    def snapshot(self, run: int) -> list[np.ndarray]:
+        """The leaves of what all clients keep."""
+        return jax.tree.leaves(self.works[run].store.snapshot())
+
+    def restore(self, run: int, leaves: list[np.ndarray] | None, seen: np.ndarray) -> None:
+        """Go back to a snapshot; None: clients keep nothing yet."""
+        work = self.works[run]
+        work.store.restore(work.nodes(leaves))
+        work.seen[:] = seen
+
+
+class _Working:
+    """A run, as a block works on it."""
+
+    def __init__(self, work: Work, rows: Any):
+        root, clients = root_key(work.seed), rows.data.clients
+        self.store = MemoryNodes(work.shapes.node, clients)
+        self.seen = np.zeros(clients, bool)
+        self.down = jax.tree.structure(work.shapes.down)
+        parts = chunk_parts(work.algorithm, work.channel, work.shapes)
+        devices = jax.local_devices()
+        self.clients = HostClients(parts, root, rows, self.store, work.chunk, devices)
+        self.evaluator = Evaluator(work.algorithm, root, work.chunk)
+
+    def nodes(self, leaves: list[np.ndarray] | None) -> Node:
+        like, structure = jax.tree.flatten(self.store.like())
+        blank = [np.zeros(spec.shape, spec.dtype) for spec in like]
+        return jax.tree.unflatten(structure, blank if leaves is None else leaves)
+
+
+def _named(leaf: np.ndarray) -> np.ndarray | MappedRows:
+    """Where the rows are in their file, or the rows themselves."""
+    root = leaf
+    while isinstance(root.base, np.memmap):
+        root = root.base
+    name = getattr(root, "filename", None)
+    if not isinstance(root, np.memmap) or name is None or not leaf.flags.c_contiguous:
+        return np.ascontiguousarray(leaf)
+    skipped = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    path = str(Path(name).resolve())
+    return MappedRows(path, root.offset + skipped, leaf.shape, leaf.dtype.str)

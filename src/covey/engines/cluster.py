@@ -1,0 +1,356 @@
+"""The engine of a cluster: blocks of clients in processes of their own, and the server here.
+
+A round sends the broadcast to every block that has clients in the cohort, each block sums over its
+own, and the sums are added up as a tree, in the order of the blocks. Who carries the calls is the
+crew's affair (`ray.py`, or `LocalCrew` in this process).
+
+A block that is lost starts again elsewhere. All blocks then go back to the last point that the
+engine has kept, and the rounds since are run again, to the same result.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import count as counter
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from covey.core import cohort as cohorts
+from covey.core.algorithm import Algorithm, Message
+from covey.core.channel import Channel
+from covey.core.faults import Faults
+from covey.core.metrics import Metric
+from covey.core.node import Node
+from covey.data.federated import FederatedData, Split
+from covey.engines import round as rounds
+from covey.engines.block import Done, Work
+from covey.engines.chunks import chunk_of
+from covey.engines.crew import BlockLostError, Crew
+from covey.engines.engine import EngineState, Vectorised
+from covey.engines.evaluation import Evaluator
+from covey.engines.programs import round_parts, shared
+from covey.engines.record import Line, Record, as_lines
+from covey.engines.rows import need_rows
+from covey.engines.setup import setup_of
+from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
+from covey.engines.streamed import call_up_of, close_round_of
+
+KEEP_SECONDS = 20.0  # between points that the engine keeps, where clients keep something
+MOST_LOSSES = 5  # of blocks, without a new round in between
+_ELSEWHERE = -1  # where blocks are whose round is not known
+_numbers = counter()
+
+
+class Slowest(NamedTuple):
+    """The block that took longest in a round, and its seconds."""
+
+    block: Any
+    seconds: Any
+
+
+class Timed(NamedTuple):
+    """The record of a round, and the slowest block."""
+
+    record: Record
+    slowest: Slowest
+
+
+class _Point(NamedTuple):
+    """A state that all blocks can go back to; None: clients keep nothing yet."""
+
+    state: EngineState
+    nodes: list[list[np.ndarray] | None]
+
+
+class Cluster(Vectorised):
+    """A method on federated data whose clients live in the blocks of a crew.
+
+    A state moves on with the blocks: an old one cannot be continued.
+
+    crew: the blocks.
+    chunk: clients that a block runs side by side; "auto" chooses by the size of rows and upload.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        data: FederatedData,
+        *,
+        crew: Crew,
+        seed: int,
+        cohort: cohorts.Scheme | None = None,
+        channel: Channel | None = None,
+        faults: Faults | None = None,
+        rounds: int | None = None,
+        chunk: int | Literal["auto"] = "auto",
+    ):
+        self.data, self.seed, self.crew = data, seed, crew
+        self.setup = setup_of(
+            algorithm,
+            data,
+            seed=seed,
+            cohort=cohort,
+            channel=channel,
+            faults=faults,
+            rounds=rounds,
+        )
+        self.ids = jnp.asarray(data.ids, jnp.int32)
+        self.blocks = len(crew.edges) - 1
+        self.chunk = chunk_of(chunk, self.setup, data, self.blocks)
+        self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
+        self._programs(algorithm)
+        work = Work(algorithm, self.setup.channel, self.setup.shapes, seed, self.chunk)
+        self._run, self._work = next(_numbers), work
+        self._heard = [0] * self.blocks  # which start of each block has heard of this run
+        self._at, self._reached, self._losses = _ELSEWHERE, 0, 0
+        self._kept_at = perf_counter()
+        self._point = _Point(self.start(), [None] * self.blocks)
+
+    def _programs(self, algorithm: Algorithm) -> None:
+        parts = round_parts(self.setup)
+        self._call_up = shared(call_up_of, parts)
+        self._close = shared(close_round_of, parts)
+        self._merged = shared(jax.jit, rounds.merged)
+        self._sent = shared(jax.jit, algorithm.broadcast)
+        self._empty = rounds.empty_tally(self.setup.shapes)
+
+    def start(self) -> EngineState:
+        """The state before the first round."""
+        nobody = np.zeros(self.data.clients, bool)
+        state = EngineState(0, self.setup.first_server(), None, nobody)
+        self._keep(state, [None] * self.blocks)
+        self._at = _ELSEWHERE
+        return state
+
+    def snapshot(self, state: EngineState) -> Snapshot:
+        """The state as arrays, for a checkpoint."""
+        everyone = dict.fromkeys(range(self.blocks), ())
+        found = self._ask(state, "snapshot", everyone)
+        self._keep(state, [found[block] for block in range(self.blocks)])
+        leaves = [np.concatenate(parts) for parts in zip(*found.values(), strict=True)]
+        nodes = jax.tree.unflatten(jax.tree.structure(self.setup.shapes.node), leaves)
+        return Snapshot(np.int64(state.round), state.server, nodes, np.asarray(state.seen))
+
+    def snapshot_like(self) -> Snapshot:
+        """The shapes of a snapshot."""
+        nodes = stacked_like(self.setup.shapes.node, self.data.clients)
+        return snapshot_like(self.setup.shapes.server, nodes, self.data.clients)
+
+    def restore(self, snapshot: Snapshot) -> EngineState:
+        """The state that a snapshot was made of."""
+        server = jax.tree.map(jnp.asarray, snapshot.server)
+        state = EngineState(int(snapshot.round), server, None, np.array(snapshot.seen))
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(snapshot.nodes)]
+        self._keep(state, [[leaf[self._part(b)] for leaf in leaves] for b in range(self.blocks)])
+        self._at = _ELSEWHERE
+        return state
+
+    def evaluate(
+        self,
+        state: EngineState,
+        split: Split = "validation",
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
+    ) -> dict[str, Metric]:
+        """Metrics of every client on one split of its rows, stacked; of unseen clients in other
+        data.
+        """
+        if data is not None:
+            return super().evaluate(state, split, data, down=down)
+        need_rows(self.data, split)
+        asked = dict.fromkeys(range(self.blocks), (state.round, split))
+        found = self._ask(state, "measures", asked, self._told(state, down))
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *found.values())
+
+    def predict(
+        self,
+        state: EngineState,
+        client: int,
+        x: PyTree,
+        data: FederatedData | None = None,
+        *,
+        down: Message | None = None,
+    ) -> PyTree:
+        """The predictive distribution of the client at position `client` for new rows `x`."""
+        if data is not None:
+            return super().predict(state, client, x, data, down=down)
+        block, local = self._place(client)
+        asked = {block: (state.round, local, jax.tree.map(np.asarray, x))}
+        return self._ask(state, "predict", asked, self._told(state, down))[block]
+
+    def draws(
+        self,
+        state: EngineState,
+        clients: np.ndarray,
+        count: int,
+        data: FederatedData | None = None,
+        chains: Sequence[int] = (0,),
+        *,
+        down: Message | None = None,
+    ) -> PyTree:
+        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
+        if data is not None:
+            return super().draws(state, clients, count, data, chains, down=down)
+        owner = np.searchsorted(self.crew.edges, clients, side="right") - 1
+        asked = {
+            int(block): (
+                state.round,
+                clients[owner == block] - self.crew.edges[block],
+                count,
+                tuple(chains),
+            )
+            for block in np.unique(owner)
+        }
+        found = self._ask(state, "draws", asked, self._told(state, down))
+        order = np.concatenate([np.flatnonzero(owner == block) for block in found])
+        back = np.argsort(order)
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[back], *found.values())
+
+    def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, Timed]:
+        timed = []
+        for _ in range(count):
+            state, one = self._patiently(state, self._round)
+            timed.append(one)
+        self._keep_now_and_then(state)
+        return state, jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(timed))
+
+    def _lines(self, first: int, count: int, record: Timed, before: Sequence[Line]) -> list[Line]:
+        lines = as_lines(first, count, record.record, self.setup.sizes, before)
+        slowest = zip(*record.slowest, strict=True)
+        return [
+            line | {"slowest_actor": int(block), "slowest_seconds": float(seconds)}
+            for line, (block, seconds) in zip(lines, slowest, strict=True)
+        ]
+
+    def _round(self, state: EngineState) -> tuple[EngineState, Timed]:
+        """One round, from the state that the blocks are in."""
+        root, t = self.setup.root, state.round
+        slots, counts = self._call_up(root, t, self.ids)
+        down = [np.asarray(leaf) for leaf in jax.tree.leaves(self._sent(state.server))]
+        called = {
+            block: (self._run, t, some)
+            for block, some in self._routed(rounds.Slots(*jax.device_get(slots))).items()
+        }
+        done = self.crew.call("round", called, down)
+        tallies = [self._tally(done.get(block)) for block in range(self.blocks)]
+        seen = np.array(state.seen)
+        for block, part in done.items():
+            seen[self.crew.edges[block] + part.new] = True
+        server, record = self._close(root, t, state.server, self._merged(tallies), counts)
+        self._moved_to(t + 1)
+        slowest = max(done, key=lambda block: done[block].seconds, default=-1)
+        seconds = done[slowest].seconds if done else 0.0
+        new = EngineState(t + 1, server, None, seen)
+        return new, Timed(record, Slowest(np.int64(slowest), np.float64(seconds)))
+
+    def _routed(self, slots: rounds.Slots) -> dict[int, rounds.Slots]:
+        """The slots that run, by the block that owns the client; positions are those in it."""
+        index = np.asarray(slots.index)
+        owner = np.searchsorted(self.crew.edges, index, side="right") - 1
+        owner = np.where(slots.on, owner, -1)
+        routed = {}
+        for block in np.unique(owner[owner >= 0]):
+            some = rounds.Slots(*(np.asarray(leaf)[owner == block] for leaf in slots))
+            routed[int(block)] = some._replace(index=some.index - self.crew.edges[block])
+        return routed
+
+    def _tally(self, done: Done | None) -> rounds.Tally:
+        """A block's sums; those of a block without clients in the round are empty."""
+        if done is None:
+            return self._empty
+        return jax.tree.unflatten(jax.tree.structure(self._empty), done.tally)
+
+    def _ask(
+        self, state: EngineState, name: str, asked: Mapping[int, tuple], sent: PyTree = None
+    ) -> dict[int, Any]:
+        """Call blocks that are in a state."""
+        arguments = {block: (self._run, *given) for block, given in asked.items()}
+        return self._patiently(state, lambda _: self.crew.call(name, arguments, sent))
+
+    def _patiently(self, state: EngineState, do: Any) -> Any:
+        """Do something with blocks in a state, again until none of them is lost."""
+        while True:
+            try:
+                self._settle(state)
+                return do(state)
+            except BlockLostError as error:
+                self._start_again(error, state.round)
+
+    def _settle(self, state: EngineState) -> None:
+        """Bring the blocks into a state: those that are elsewhere go back and run the rounds since
+        again.
+        """
+        if self._heard == self.crew.starts and self._at == state.round:
+            return
+        point = self._point
+        if point.state.round > state.round:
+            raise ValueError(
+                f"the clients are past round {state.round} and keep round {point.state.round}: "
+                "an old state of a cluster cannot be continued; resume from a checkpoint"
+            )
+        starts = list(self.crew.starts)
+        fresh = [block for block in range(self.blocks) if self._heard[block] != starts[block]]
+        if fresh:
+            self.crew.call("begin", dict.fromkeys(fresh, (self._run,)), self._work)
+            self._heard = starts
+        seen = np.asarray(point.state.seen)
+        back = {
+            block: (self._run, nodes, seen[self._part(block)])
+            for block, nodes in enumerate(point.nodes)
+        }
+        self.crew.call("restore", back)
+        self._at, at = point.state.round, point.state
+        while at.round < state.round:
+            at, _ = self._round(at)
+
+    def _start_again(self, error: BlockLostError, round_: int) -> None:
+        self._at = _ELSEWHERE
+        self._losses += 1
+        nodes = ", ".join(f"{block} (node {self.crew.node_of(block)})" for block in error.blocks)
+        if self._losses > MOST_LOSSES:
+            raise OSError(
+                f"actors were lost {self._losses} times without a new round after round {round_}, "
+                f"last {nodes}: look for want of memory there, use more actors or a smaller chunk, "
+                "and resume from the last checkpoint"
+            ) from error
+        warnings.warn(
+            f"lost actor {nodes} after round {round_}; it starts again, and the run goes on from "
+            f"round {self._point.state.round}",
+            stacklevel=2,
+        )
+        for block in error.blocks:
+            self.crew.restart(block)
+
+    def _moved_to(self, round_: int) -> None:
+        self._at = round_
+        if round_ > self._reached:
+            self._reached, self._losses = round_, 0
+
+    def _keep(self, state: EngineState, nodes: list[list[np.ndarray] | None]) -> None:
+        self._point, self._kept_at = _Point(state, nodes), perf_counter()
+
+    def _keep_now_and_then(self, state: EngineState) -> None:
+        """Keep a point to go back to: at once where clients keep nothing."""
+        if not jax.tree.leaves(self.setup.shapes.node):
+            self._keep(state, [None] * self.blocks)
+        elif perf_counter() - self._kept_at > KEEP_SECONDS:
+            self.snapshot(state)
+
+    def _part(self, block: int) -> slice:
+        return slice(int(self.crew.edges[block]), int(self.crew.edges[block + 1]))
+
+    def _place(self, client: int) -> tuple[int, int]:
+        """The block of the client at a position, and its position there."""
+        block = int(np.searchsorted(self.crew.edges, client, side="right")) - 1
+        return block, client - int(self.crew.edges[block])
+
+    def _told(self, state: EngineState, down: Message | None) -> Message:
+        return jax.device_get(self._down(state) if down is None else down)
+
+    def _take(self, state: EngineState, positions: np.ndarray) -> Node:
+        raise NotImplementedError("nodes are with the blocks")

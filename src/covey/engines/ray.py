@@ -1,0 +1,230 @@
+"""Blocks of clients in Ray actors: one organisation's cluster. The only place that imports Ray."""
+
+import os
+import re
+import socket
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jaxtyping import PyTree
+
+from covey.data.federated import FederatedData
+from covey.engines.block import Block
+from covey.engines.crew import BlockLostError, checked, edges_of, shares_of
+from covey.engines.rows import Storage
+
+_ANSWER_SECONDS = 5.0  # that a cluster has to accept a connection
+_START_SECONDS = 120.0  # that an actor has to start
+_CORES_PER_ACTOR = 1
+
+
+class RayCrew:
+    """Blocks in Ray actors.
+
+    The actors end with this process, or when `close` is called.
+
+    Args:
+        data: The clients.
+        actors: Number of actors. Default: one per CPU of the cluster, at most one per client.
+        address: Where the cluster is, "host:port" or "auto". Default: the one that Ray is already
+            connected to, or else a new one on this machine.
+        storage: Where actors keep rows.
+
+    Raises:
+        ValueError: Ray is not installed, there are more actors than clients or CPUs, a node has
+            another version of covey, or cannot open rows.
+        OSError: No cluster answers.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        *,
+        actors: int | None = None,
+        address: str | None = None,
+        storage: Storage = "auto",
+    ):
+        self.ray = _ray()
+        if actors is not None:
+            edges_of(data, actors)  # before a cluster is started for nothing
+        self._connect(address, actors)
+        cores = int(self.ray.cluster_resources().get("CPU", 1))
+        count = max(1, min(cores, data.clients)) if actors is None else actors
+        if count * _CORES_PER_ACTOR > cores:
+            raise ValueError(
+                f"{count} actors need {count * _CORES_PER_ACTOR} CPUs and the cluster has {cores}: "
+                "use fewer actors, or add nodes"
+            )
+        self.edges = edges_of(data, count)
+        self.shares = [self.ray.put(share) for share in shares_of(data, self.edges, storage)]
+        self.starts, self.processes = [0] * count, [0] * count
+        self.nodes = ["not started"] * count
+        self.actors: list[Any] = [None] * count
+        remote = self.ray.remote(num_cpus=_CORES_PER_ACTOR, scheduling_strategy="SPREAD")
+        self._actor_class = remote(_Actor)
+        for block in range(count):
+            self.actors[block] = self._actor_class.remote(sys.path)
+        for block in range(count):
+            self._open(block)
+
+    def call(self, name: str, arguments: Mapping[int, tuple], sent: PyTree = None) -> dict:
+        """See `covey.engines.crew.Crew.call`."""
+        last = () if sent is None else (self._put(sent),)
+        calls = {
+            block: self.actors[block].call.remote(name, *given, *last)
+            for block, given in arguments.items()
+        }
+        results, lost = {}, []
+        for block, call in calls.items():
+            try:
+                results[block] = self.ray.get(call)
+            except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError):
+                lost.append(block)
+            except self.ray.exceptions.RaySystemError as error:  # what was sent cannot be read
+                raise ValueError(
+                    f"actor {block} on node {self.nodes[block]} cannot read what it was sent: "
+                    f"{_last_line(error)}; modules of yours must be importable on every node"
+                ) from None
+        if lost:
+            raise BlockLostError(lost)
+        for refused in results.values():
+            if isinstance(refused, _Refused):
+                raise ValueError(refused.why)
+        return results
+
+    def _put(self, sent: PyTree) -> Any:
+        """Put what all blocks get where each node fetches it once."""
+        try:
+            return self.ray.put(sent)
+        except TypeError as error:
+            found = re.search(r"cannot pickle .*", str(error))
+            why = found[0] if found else _last_line(error)
+            raise ValueError(
+                f"the method cannot be sent to the actors: {why}; make it of functions and arrays"
+            ) from None
+
+    def restart(self, block: int) -> None:
+        """See `covey.engines.crew.Crew.restart`."""
+        with suppress(self.ray.exceptions.RayError):  # it may be alive and out of reach
+            self.ray.kill(self.actors[block])
+        self.actors[block] = self._actor_class.remote(sys.path)
+        self._open(block)
+
+    def node_of(self, block: int) -> str:
+        """See `covey.engines.crew.Crew.node_of`."""
+        return self.nodes[block]
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self.actors:
+            with suppress(self.ray.exceptions.RayError):
+                self.ray.kill(actor)
+
+    def _open(self, block: int) -> None:
+        """Wait for an actor, check who it is, and give it its clients."""
+        hello = checked(self._answer(block, "hello"))
+        self.nodes[block], self.processes[block] = hello.node, hello.process
+        self._answer(block, "open", self.shares[block])
+        self.starts[block] += 1
+
+    def _answer(self, block: int, name: str, *arguments: Any) -> Any:
+        errors = self.ray.exceptions
+        try:
+            found = self.ray.get(
+                self.actors[block].call.remote(name, *arguments), timeout=_START_SECONDS
+            )
+        except errors.GetTimeoutError:
+            raise OSError(
+                f"actor {block} has not started within {_START_SECONDS:.0f} s: see `ray status` "
+                "for free CPUs, or use fewer actors"
+            ) from None
+        except (errors.RayActorError, errors.RuntimeEnvSetupError, errors.RayTaskError) as error:
+            raise OSError(
+                f"actor {block} could not start: {_last_line(error)}; the same version of covey "
+                "has to be installed on every node"
+            ) from None
+        if isinstance(found, _Refused):
+            raise ValueError(found.why)
+        return found
+
+    def _connect(self, address: str | None, actors: int | None) -> None:
+        """Connect to a cluster, once per process."""
+        if self.ray.is_initialized():
+            return
+        if address is None:
+            cores = max(os.cpu_count() or 1, actors or 1)
+            given = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+        else:
+            _need_answer(address)
+            given = {"address": address}
+        with warnings.catch_warnings():
+            # Ray starts programs, which replaces the forked process before it can use JAX.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+            try:
+                self.ray.init(log_to_driver=False, logging_level="error", **given)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                where = address or "this machine"
+                raise OSError(f"{_no_cluster(where)} ({_last_line(error)})") from None
+
+
+class _Refused:
+    """What an actor returns in place of an error of the user."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+
+class _Actor:
+    """A block behind one method, so that a mistake travels as text and not as a trace."""
+
+    def __init__(self, paths: list[str]):
+        """`paths`: where the driver finds modules, such as a user's own method."""
+        sys.path.extend(path for path in paths if path not in sys.path)
+        self.block = Block()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.block, name)(*arguments)
+        except (ValueError, OSError) as error:
+            return _Refused(str(error))
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ValueError(
+            "engine='ray' needs Ray, which is not installed: pip install 'covey[cluster]'"
+        ) from None
+    return ray
+
+
+def _need_answer(address: str) -> None:
+    """An error where nothing listens at the address; Ray would wait for it long."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        if address == "auto":
+            return
+        raise ValueError(
+            f"address must be host:port, as `ray start --head` prints it, or 'auto', got "
+            f"{address!r}"
+        )
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise OSError(f"{_no_cluster(address)} ({_last_line(error)})") from None
+
+
+def _no_cluster(address: str) -> str:
+    return (
+        f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave the "
+        "address out for one on this machine"
+    )
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()

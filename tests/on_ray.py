@@ -1,0 +1,173 @@
+"""Runs in the actors of a real Ray cluster: as a script, since functions whose shapes are checked
+cannot be sent to other processes.
+"""
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import ray
+from methods import MADE, METHODS, cohort_for
+from problems import linear_gaussian
+
+import covey
+from command_line import call, lines, write_config
+from covey.core import cohort
+from covey.data.federated import FederatedData
+from covey.engines.cluster import Cluster
+from covey.engines.ray import RayCrew
+from covey.engines.simulate import Simulation
+
+EVERY = MADE | METHODS
+TIMES = ("slowest_actor", "slowest_seconds", "seconds")
+
+
+def small() -> FederatedData:
+    return linear_gaussian().data.split(validation=0.2, test=0.2, seed=3)
+
+
+def assert_same_run(method, data, crew, rounds=5):
+    options = {"seed": 7, "cohort": cohort_for(method, cohort.bernoulli(0.7))}
+    whole, engine = Simulation(method, data, **options), Cluster(method, data, crew=crew, **options)
+    expected, lines = whole.advance(whole.start(), rounds)
+    state, found = engine.advance(engine.start(), rounds)
+    counted = ("clients", "lost", "bits_up", "bytes_down")
+    for one, other in zip(found, lines, strict=True):
+        assert [one[key] for key in counted] == [other[key] for key in counted]
+    assert_close(engine.snapshot(state), whole.snapshot(expected), 1e-4)
+    assert_close(engine.evaluate(state, "test"), whole.evaluate(expected, "test"), 1e-3)
+
+
+def assert_close(one, other, tolerance):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+def actors() -> None:
+    """1, 2 and 4 actors give the run of one machine."""
+    data = small()
+    for count in (4, 2, 1):
+        crew = RayCrew(data, actors=count)
+        for name in ("remembering", "fedavg"):
+            assert_same_run(EVERY[name](), data, crew)
+        crew.close()
+
+
+def every(*names: str) -> None:
+    """Methods on two actors."""
+    data = small()
+    crew, wrong = RayCrew(data, actors=2), {}
+    for name in names:
+        try:
+            assert_same_run(EVERY[name](), data, crew)
+        except Exception as error:
+            wrong[name] = f"{type(error).__name__}: {error}"
+    assert not wrong, wrong
+
+
+def killed() -> None:
+    """SIGKILL of actors in the middle of rounds, three times: the same run to the last bit."""
+    data = small()
+    crew = RayCrew(data, actors=2)
+    engine = Cluster(EVERY["remembering"](), data, crew=crew, seed=7, cohort=cohort.bernoulli(0.7))
+    expected, before = engine.advance(engine.start(), 120)
+    undisturbed = engine.snapshot(expected)
+    state = engine.start()
+
+    def kill():
+        for count, block in enumerate((0, 1, 0)):
+            while engine._at < 10 + 30 * count:
+                time.sleep(0.001)
+            starts = crew.starts[block]
+            os.kill(crew.processes[block], signal.SIGKILL)
+            while crew.starts[block] == starts:
+                time.sleep(0.01)
+
+    engine._reached = 0
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.warns(UserWarning, match="lost actor") as told:
+        state, after = engine.advance(state, 120)
+    killer.join()
+    assert len(told) == 3
+    for one, other in zip(before, after, strict=True):
+        assert all(one[key] == other[key] for key in one if key not in TIMES)
+    assert_close(engine.snapshot(state), undisturbed, 0)
+
+
+def runs() -> None:
+    """A run on disk, resumed with other actors; a posterior that asks; a configuration."""
+    data, method, folder = small(), EVERY["remembering"](), Path(tempfile.mkdtemp())
+
+    def run(rounds, **options):
+        return covey.run(
+            method, data, rounds=rounds, seed=3, evaluate_every=2, progress=False, **options
+        )
+
+    whole = run(6)
+    run(3, engine="ray", actors=3, out=folder / "run")
+    resumed = run(6, engine="ray", actors=2, out=folder / "run", resume=True)
+    both = [name for name in whole.metrics.columns if name != "seconds"]
+    np.testing.assert_allclose(resumed.metrics[both], whole.metrics[both], rtol=1e-4)
+    assert "slowest_actor" in resumed.metrics
+    x = np.zeros((2, 3), np.float32)
+    means = [one.predict(x, client="site1", standardised=True).mean for one in (resumed, whole)]
+    np.testing.assert_allclose(*means, rtol=1e-4)
+    draws = [one.posterior.client("site1").draws(4, chains=1) for one in (resumed, whole)]
+    assert_close(*draws, 1e-4)
+    assert (folder / "run" / "report.html").exists()
+    del resumed
+
+    ml = covey.marginal(covey.models.mixed_linear(), estimate="ml")
+    found = [
+        covey.run(ml, data, seed=1, progress=False, **options).posterior.shared.summary()["mean"]
+        for options in ({}, {"engine": "ray", "actors": 2})
+    ]
+    np.testing.assert_allclose(*found, rtol=1e-3)
+
+    study = write_config(folder, 4)
+    chosen = ("--set", "run.engine=ray", "--set", "run.actors=2")
+    for name, options in (("ray", chosen), ("plain", ())):
+        code, said = call("run", study, "--out", folder / name, *options)
+        assert code == 0, said
+    for one, other in zip(lines(folder / "ray"), lines(folder / "plain"), strict=True):
+        assert one["clients"] == other["clients"]
+        assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+
+
+def refused() -> None:
+    """Memory-mapped rows, those that an actor cannot open, methods that cannot be sent, and more
+    actors than there is room for.
+    """
+    folder = Path(tempfile.mkdtemp())
+    small().save(folder / "rows")
+    mapped = FederatedData.open(folder / "rows")
+    crew = RayCrew(mapped, actors=2)
+    assert_same_run(EVERY["fedavg"](), mapped, crew, rounds=2)
+    lock = threading.Lock()
+    bound = EVERY["fedavg"]()._replace(commit=lambda pending, sent: lock and pending)
+    engine = Cluster(bound, mapped, crew=crew, seed=0)
+    with pytest.raises(ValueError, match="cannot be sent to the actors: cannot pickle"):
+        engine.advance(engine.start(), 1)
+    crew.close()
+    (folder / "rows" / "y.npy").unlink()
+    with pytest.raises(ValueError, match=r"rows/y\.npy cannot be opened on node \S+: No such file"):
+        RayCrew(mapped, actors=2)
+    clients = {str(at): (np.zeros((2, 1), np.float32), np.zeros(2)) for at in range(40)}
+    with pytest.raises(ValueError, match=r"30 actors need 30 CPUs and the cluster has \d"):
+        RayCrew(FederatedData.from_clients(clients), actors=30)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    scenario, *names = sys.argv[1:]
+    globals()[scenario](*names)
+    ray.shutdown()
