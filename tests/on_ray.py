@@ -113,7 +113,7 @@ def runs() -> None:
         )
 
     whole = run(6)
-    run(3, engine="ray", actors=3, out=folder / "run")
+    run(2, engine="ray", actors=3, out=folder / "run")
     resumed = run(6, engine="ray", actors=2, out=folder / "run", resume=True)
     both = [name for name in whole.metrics.columns if name != "seconds"]
     np.testing.assert_allclose(resumed.metrics[both], whole.metrics[both], rtol=1e-4)

@@ -64,10 +64,16 @@ def test_import_covey_is_light_and_arviz_waits_until_it_is_asked_for():
         "heavy = {'jax', 'pandas', 'plotly', 'pydantic', 'scipy', 'xarray'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "import covey.runs.launch\n"
-        "print(sorted({'arviz_base', 'arviz_stats', 'xarray'} & set(sys.modules)))"
+        "print(sorted({'arviz_base', 'arviz_stats', 'ray', 'xarray'} & set(sys.modules)))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["[]", "[]"]
+
+
+def test_ray_is_imported_in_one_file():
+    importing = re.compile(r"^\s*(import|from) ray\b", re.MULTILINE)
+    found = [path.name for path in SOURCE.rglob("*.py") if importing.search(path.read_text())]
+    assert found == ["ray.py"]
 
 
 def test_every_public_name_exists():

@@ -68,7 +68,8 @@ def test_the_metadata_say_what_is_supported(archives):
     assert found["License-Expression"] == "Apache-2.0"
     extras = set(found.get_all("Provides-Extra"))
     assert extras == {
-        *("all", "datasets", "deploy", "flax", "mlflow", "numpyro", "privacy", "topology")
+        *("all", "cluster", "datasets", "deploy", "flax", "mlflow", "numpyro", "privacy"),
+        "topology",
     }
 
 

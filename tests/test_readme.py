@@ -60,7 +60,7 @@ def test_the_commands_exist():
     commands = set(re.findall(r"^covey ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE))
     assert commands == {
         *("fit", "predict", "add-client", "report"),
-        *("run", "posterior", "list", "reproduce", "results"),
+        *("run", "sweep", "posterior", "list", "reproduce", "results"),
         *("deploy", "site"),
     }
     for command in commands:

@@ -79,7 +79,7 @@ def tables(**changes: object) -> dict:
         ({"run__rounds": "many"}, "run.rounds: input should be a valid integer, got 'many'"),
         (
             {"run__engine": "loops"},
-            "run.engine: input should be 'simulate', 'loop' or 'peers', got 'loops'",
+            "run.engine: input should be 'simulate', 'loop', 'peers' or 'ray', got 'loops'",
         ),
         (
             {"topology": {"name": "ring"}},

@@ -147,6 +147,22 @@ def test_a_block_that_is_lost_between_rounds_is_brought_back(data):
         engine.advance(state._replace(round=1), 1)
 
 
+def test_a_slow_block_is_named(data):
+    crew = LocalCrew(data, 2)
+    engine = Cluster(made("fedavg"), data, crew=crew, **options(cohort.full()))
+    state, _ = advanced(engine, 1)  # which compiles
+    quick = crew.blocks[1].round
+
+    def slow(*arguments):
+        done = quick(*arguments)
+        return done._replace(seconds=done.seconds + 60)
+
+    crew.blocks[1].round = slow
+    _, found = engine.advance(state, 2)
+    assert [line["slowest_actor"] for line in found] == [1, 1]
+    assert all(line["slowest_seconds"] > 60 for line in found)
+
+
 def test_blocks_that_are_lost_again_and_again_end_the_run(data):
     crew = LocalCrew(data, 2)
     engine = Cluster(made("fedavg"), data, crew=crew, **options())

@@ -236,6 +236,7 @@ class Cluster(Vectorised):
             block: (self._run, t, some)
             for block, some in self._routed(rounds.Slots(*jax.device_get(slots))).items()
         }
+        self._at = _ELSEWHERE  # until all blocks have answered
         done = self.crew.call("round", called, down)
         tallies = [self._tally(done.get(block)) for block in range(self.blocks)]
         seen = np.array(state.seen)

@@ -192,8 +192,14 @@ class _Actor:
             return _Refused(str(error))
 
 
+# Ray's own variables win. Actors see the devices of their node, and a cluster that is started here
+# reports nothing to anybody.
+_ENVIRONMENT = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
 def _ray() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
