@@ -27,7 +27,7 @@ from covey.engines import round as rounds
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.programs import RoundParts, round_parts, shared
+from covey.engines.programs import RoundParts, compiled, round_parts, shared
 from covey.engines.rows import DeviceRows, Storage, View, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -181,7 +181,7 @@ def _block_of(parts: RoundParts, chunk: int, bands: tuple[rounds.Band, ...]):
         carry, record = rounds.repeated(one_round, first, count, (server, nodes, seen))
         return *carry, record
 
-    return jax.jit(block)
+    return compiled(block, few_rounds=parts.few_rounds)
 
 
 def _round(parts: RoundParts, chunk: int, bands, root, t, server, nodes, seen, storage, ids):
