@@ -27,14 +27,14 @@ gc.disable()
 
 
 def _keep_one_context_per_thread() -> None:
-    """Lower all programs in one MLIR context: JAX makes one for each, which for a small program takes
-    as long as the rest of its lowering. JAX has no setting for this; where a later version has no
-    such function, tests are only slower.
+    """Lower all programs in one MLIR context: JAX makes one for each, which for a small program
+    takes longer than the rest of its lowering. JAX has no setting for this; where a later version
+    has no such function, tests are only slower.
     """
     from jax._src.interpreters import mlir
 
     make, own = getattr(mlir, "make_ir_context", None), threading.local()
-    if make is None or os.environ.get("NOCTX"):
+    if make is None:
         return
 
     def kept():

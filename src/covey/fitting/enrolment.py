@@ -173,7 +173,7 @@ def started_from(method: "Algorithm", before: "Fit", design: Design) -> "Algorit
         return method
     import jax.numpy as jnp
 
-    from covey.algorithms.marginal_state import Published
+    from covey.algorithms.marginal.state import Published
     from covey.kernels.newton import begin
 
     published = before.published
