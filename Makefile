@@ -5,19 +5,26 @@ READY  := $(VENV)/.ready
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
 
+# Modules stay compiled too, whatever the shell says: each test that starts processes imports them all.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Compiled programs are kept between runs of the tests and the demo.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-all check format docs lock benchmarks clean
+.PHONY: demo test test-sites test-all check format docs lock benchmarks clean
 
 demo: $(READY)
 	$(BIN)/covey demo
 
 test: check
 	$(BIN)/pytest $(WORKERS) -m "not slow" --ignore=tests/test_docs.py --ignore=tests/test_package.py
+
+# A server and three sites as processes over mutual TLS, some of them killed.
+test-sites: $(READY)
+	$(BIN)/pytest tests/deploy/nvflare/test_processes.py
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)

@@ -1,5 +1,6 @@
 import gc
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,37 @@ os.environ.setdefault(
     "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 )
 
+# No partitioner for a single device, and no stack traces inside of programs.
+os.environ.setdefault("JAX_USE_SHARDY_PARTITIONER", "false")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+
 # Examples that are the same each time, and no limits of time: others may be using the machine.
 settings.load_profile("ci")
 
 # Tracing makes many small objects: the default thresholds look through all of JAX, again and again.
 gc.disable()
+
+
+def _keep_one_context_per_thread() -> None:
+    """Lower all programs in one MLIR context: JAX makes one for each, which for a small program
+    takes longer than the rest of its lowering. JAX has no setting for this; where a later version
+    has no such function, tests are only slower.
+    """
+    from jax._src.interpreters import mlir
+
+    make, own = getattr(mlir, "make_ir_context", None), threading.local()
+    if make is None:
+        return
+
+    def kept():
+        if not hasattr(own, "context"):
+            own.context = make()
+        return own.context
+
+    mlir.make_ir_context = kept
+
+
+_keep_one_context_per_thread()
 
 
 def pytest_collection_finish():

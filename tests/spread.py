@@ -23,9 +23,8 @@ EVERY = MADE | METHODS
 def walked(name: str, storage: str, sizes: str) -> dict:
     """What differs between a run on all devices and one on the first."""
     data = linear_gaussian(sizes=SIZES[sizes]).data.split(validation=0.2, test=0.2, seed=3)
-    runs = []
+    runs, method = [], EVERY[name]()  # one method: what does not depend on devices is shared
     for devices in (None, jax.local_devices()[:1]):
-        method = EVERY[name]()
         scheme = cohort_for(method, cohort.bernoulli(0.7))
         engine = Simulation(
             method, data, seed=7, cohort=scheme, chunk=1, storage=storage, devices=devices

@@ -1,6 +1,7 @@
 """The contract of a method: what every engine relies on, as one check that any method can take."""
 
 import warnings
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -130,13 +131,13 @@ def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> Non
         )
         rows, capacity = jax.tree.map(jnp.asarray, data.rows), int(counts.max())
 
-        def ask(name: str, sent: PyTree) -> PyTree:
-            @jax.jit
-            def term(key, sent, start, count):
-                return shared.queries[name](key, sent, Shard(rows, start, count, capacity))
+        @partial(jax.jit, static_argnums=0)
+        def term(name, key, sent, start, count):
+            return shared.queries[name](key, sent, Shard(rows, start, count, capacity))
 
+        def ask(name: str, sent: PyTree) -> PyTree:
             terms = [
-                term(root_key(client), sent, starts[client], counts[client])
+                term(name, root_key(client), sent, starts[client], counts[client])
                 for client in range(data.clients)
             ]
             return jax.tree.map(lambda *leaves: sum(leaves), *terms)

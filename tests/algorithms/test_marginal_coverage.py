@@ -94,7 +94,8 @@ def test_data_sets_drawn_from_the_prior_are_covered():
         personal.append(np.mean((lower < own) & (own < upper)))
     covered, known = np.mean(ours, axis=0), np.mean(exact, axis=0)
     print(dict(zip(names, covered, strict=True)), known, np.mean(personal))  # noqa: T201
-    assert np.all((covered > 0.88) & (covered < 0.92)), covered
+    hits = np.sum(ours, axis=0)
+    assert np.all((hits >= 440) & (hits <= 460)), covered  # 88 to 92 %
     assert np.all(np.abs(covered - known) < 0.01), (covered, known)
     assert 0.88 < np.mean(personal) < 0.92
 

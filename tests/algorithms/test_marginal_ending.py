@@ -7,8 +7,8 @@ import pytest
 
 import covey
 from covey import models
-from covey.algorithms import marginal_rounds
 from covey.algorithms.marginal import marginal
+from covey.algorithms.marginal import rounds as marginal_rounds
 from covey.core import faults
 from covey.data.federated import FederatedData
 from covey.engines import round as engine_round

@@ -10,7 +10,7 @@ import pytest
 import covey
 import pooled_fits
 from covey import models
-from covey.algorithms import marginal_fit
+from covey.algorithms.marginal import fit as marginal_fit
 from covey.algorithms.marginal import marginal
 from covey.core.algorithm import Empty
 from covey.core.shard import Shard

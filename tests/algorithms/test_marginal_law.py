@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from covey.algorithms.marginal_fit import draw_law
-from covey.algorithms.marginal_law import Law
+from covey.algorithms.marginal.fit import draw_law
+from covey.algorithms.marginal.law import Law
 
 
 def test_draws_are_nan_where_the_data_do_not_determine_a_parameter():

@@ -9,7 +9,7 @@ from scipy.stats import norm
 import covey
 from covey import models
 from covey.algorithms.marginal import marginal
-from covey.algorithms.marginal_parameters import Coordinates, deviations
+from covey.algorithms.marginal.parameters import Coordinates, deviations
 from covey.data.federated import FederatedData
 from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation

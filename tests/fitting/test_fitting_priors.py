@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from covey import models
-from covey.algorithms.marginal_parameters import Coordinates, Scales, Theta, log_prior
+from covey.algorithms.marginal.parameters import Coordinates, Scales, Theta, log_prior
 from covey.core.shard import Rows as Pair
 from covey.core.shard import Spec
 from covey.fitting import combine, describe, parse

@@ -280,3 +280,13 @@ def test_a_prior_that_is_not_used_is_reported():
     with pytest.warns(UserWarning, match="fedavg maximises the likelihood and does not use the"):
         covey.fedavg(models.logistic(prior=1.0))
     covey.fald(models.logistic(prior=1.0), step_size=0.1)
+
+
+@pytest.mark.parametrize("value", [-1.0, 2.5])
+@pytest.mark.parametrize("model", [models.poisson(), models.mixed_negative_binomial()])
+def test_outcomes_that_are_no_counts_are_named(model, value):
+    data = covey.FederatedData.from_clients(
+        {"a": ([[1.0], [0.0]], [2.0, 3.0]), "b": ([[1.0], [0.0]], [2.0, value])}
+    )
+    with pytest.raises(ValueError, match=r"outcomes are counts .* client 'b', row 1 .from 0."):
+        covey.run(covey.marginal(model), data, progress=False)

@@ -62,7 +62,10 @@ def test_made_observations_are_those_asked_for():
 def test_made_values_are_imputed_better_than_by_their_mean(monkeypatch):
     monkeypatch.setitem(scale.SIZES, "quick", scale.Size(300, 48, (2000,), 30))
     rows, claims, chart = scale.run("quick", lambda line: None)
-    assert all(claim.holds for claim in claims), claims
+    # Time and memory are those of the whole process, which has run other tests before.
+    *values, seconds, memory = claims
+    assert all(claim.holds for claim in values), values
+    assert (seconds.claim, memory.claim) == ("seconds in all", "peak memory in GB")
     assert len(chart.data) == 3
     assert any(row.quantity == "peak memory in GB" for row in rows)
 

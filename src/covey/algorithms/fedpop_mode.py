@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, PyTree
 
 from covey.algorithms.joint import Joint, Population
 from covey.algorithms.marginal import marginal
-from covey.algorithms.marginal_parameters import Coordinates, Theta
-from covey.algorithms.marginal_state import Published, State, at_zero, spread_of, theta_of
+from covey.algorithms.marginal.parameters import Coordinates, Theta
+from covey.algorithms.marginal.state import Published, State, at_zero, spread_of, theta_of
 from covey.algorithms.rounds_by_asking import rounds_by_asking
 from covey.core.algorithm import Algorithm, Approximation, Ask, Empty
 from covey.core.shard import Spec

@@ -121,9 +121,9 @@ def left_out(fit: "Fit") -> dict[str, float]:
     """
     import jax
 
-    from covey.algorithms.marginal_client import Points
-    from covey.algorithms.marginal_parameters import Coordinates
-    from covey.algorithms.marginal_state import theta_of
+    from covey.algorithms.marginal.client import Points
+    from covey.algorithms.marginal.parameters import Coordinates
+    from covey.algorithms.marginal.state import theta_of
     from covey.core.algorithm import Approximation
     from covey.fitting.enrolment import shard_of
     from covey.fitting.methods import method_of

@@ -116,9 +116,8 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
     """
     key = (mixed_model(design), design.correlated, method, estimate, prior)
     if key not in _PROGRAMS:
-        import jax
-
         from covey.core.algorithm import Empty
+        from covey.engines.programs import compiled
 
         made = method_of(design, method, estimate, prior)
         draw = made.posterior.client
@@ -129,7 +128,7 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
             state = Empty() if method == "marginal" else made.adapt(key, published, data)
             return draw(key, published, state, data, DRAWS)
 
-        _PROGRAMS[key] = jax.jit(drawn)
+        _PROGRAMS[key] = compiled(drawn, few_rounds=True)
     return _PROGRAMS[key]
 
 
@@ -174,7 +173,7 @@ def started_from(method: "Algorithm", before: "Fit", design: Design) -> "Algorit
         return method
     import jax.numpy as jnp
 
-    from covey.algorithms.marginal_state import Published
+    from covey.algorithms.marginal.state import Published
     from covey.kernels.newton import begin
 
     published = before.published

@@ -119,7 +119,7 @@ def method_of(design: Design, method: str, estimate: Estimate, prior: LogPrior) 
 def _without_effects(model: "MixedModel", prior: LogPrior):
     import jax.numpy as jnp
 
-    from covey.algorithms.marginal_parameters import POSITIVE
+    from covey.algorithms.marginal.parameters import POSITIVE
     from covey.models.model import Model
 
     none, coefficients = jnp.zeros(0), model.coefficients

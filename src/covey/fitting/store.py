@@ -232,7 +232,7 @@ def _published(fit: "Fit", path: Path) -> Any:
     import jax
     import jax.numpy as jnp
 
-    from covey.algorithms.marginal_state import Published
+    from covey.algorithms.marginal.state import Published
     from covey.core import wire
     from covey.core.shard import Rows, Spec
 

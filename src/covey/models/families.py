@@ -52,6 +52,7 @@ class Family(NamedTuple):
             Otherwise it multiplies the log-likelihood: a row of weight 2 counts as two rows.
         log_prob: (linear predictor, outcomes) -> the log-likelihood by row, where that is quicker
             than by `predictive`; None otherwise.
+        counts: Whether outcomes are counts: 0, 1, 2, ...
     """
 
     name: str
@@ -61,6 +62,7 @@ class Family(NamedTuple):
     scale: Literal["log_scale", "log_dispersion"] | None = None
     divides: bool = False
     log_prob: Callable[[Float[Array, " rows"], Array], Float[Array, " rows"]] | None = None
+    counts: bool = False
 
 
 def _normal(predictor: Float[Array, " rows"], given: Given) -> Normal:
@@ -105,8 +107,15 @@ BERNOULLI = Family(
     lambda predictor, given: Categorical.of_logit(predictor),
     log_prob=_bernoulli,
 )
-BINOMIAL = Family("binomial", "logit", need_number, _binomial)
-POISSON = Family("poisson", "log", need_number, lambda predictor, given: Poisson(predictor))
+BINOMIAL = Family("binomial", "logit", need_number, _binomial, counts=True)
+POISSON = Family(
+    "poisson", "log", need_number, lambda predictor, given: Poisson(predictor), counts=True
+)
 NEGATIVE_BINOMIAL = Family(
-    "negative_binomial", "log", need_number, _negative_binomial, scale="log_dispersion"
+    "negative_binomial",
+    "log",
+    need_number,
+    _negative_binomial,
+    scale="log_dispersion",
+    counts=True,
 )

@@ -216,9 +216,15 @@ class Regression(NamedTuple):
         return codes, tau
 
     def _check_rows(self, columns: Columns, spec: Spec) -> None:
-        """Raise a ValueError for rows with impossible weights or totals, where rows are at hand."""
+        """Raise a ValueError for impossible outcomes, weights or totals, where rows are at hand."""
         if spec.first_row is None:
             return
+        where = spec.first_row(lambda rows: _no_count(rows.y)) if self.family.counts else None
+        if where is not None:
+            raise ValueError(
+                f"{self.name}: outcomes are counts (0, 1, 2, ...), and there is another value: "
+                f"{where}; correct or remove it, or use a model of other outcomes"
+            )
         for role, (is_wrong, what) in _IMPOSSIBLE.items():
             index = getattr(columns, role)
             if index is None:
@@ -259,6 +265,11 @@ _IMPOSSIBLE: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], str
         "codes of groups must be below 16,777,216, beyond which single precision merges them",
     ),
 }
+
+
+def _no_count(y: np.ndarray) -> np.ndarray:
+    """Which outcomes are no counts; missing ones are told elsewhere."""
+    return (y < 0) | (np.isfinite(y) & (y != np.floor(y)))
 
 
 def scale_of(

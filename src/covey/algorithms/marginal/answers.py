@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int
 
-from covey.algorithms.marginal_client import (
+from covey.algorithms.marginal.client import (
     Information,
     Term,
     client_rows,
@@ -18,8 +18,8 @@ from covey.algorithms.marginal_client import (
     information_jet,
     jet_and_gain,
 )
-from covey.algorithms.marginal_parameters import Settings, Theta
-from covey.algorithms.marginal_products import (
+from covey.algorithms.marginal.parameters import Settings, Theta
+from covey.algorithms.marginal.products import (
     MOST_KEPT,
     Memory,
     is_linear_gaussian,
@@ -28,7 +28,7 @@ from covey.algorithms.marginal_products import (
     recollected,
     remembered,
 )
-from covey.algorithms.marginal_start import Moments, moments
+from covey.algorithms.marginal.start import Moments, moments
 from covey.core import tree
 from covey.core.algorithm import Empty, Local
 from covey.core.shard import Batch, Rows, Shard

@@ -11,8 +11,8 @@ import pandas as pd
 from jax.tree_util import Partial
 from jaxtyping import Array, Float, Key
 
-from covey.algorithms.marginal_client import LeftOut
-from covey.algorithms.marginal_parameters import POSITIVE
+from covey.algorithms.marginal.client import LeftOut
+from covey.algorithms.marginal.parameters import POSITIVE
 from covey.kernels.pareto_smoothing import Weighted, systematic
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms.marginal_parameters import Coordinates, Theta
+from covey.algorithms.marginal.parameters import Coordinates, Theta
 from covey.core.shard import Batch, Rows
 from covey.kernels import linear_gaussian
 from covey.kernels.linear_gaussian import CrossProducts, Kept, kept, recalled

@@ -9,18 +9,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from covey.algorithms.marginal_answers import Down, Up
-from covey.algorithms.marginal_checks import check_fit
-from covey.algorithms.marginal_client import Information, coefficients_of
-from covey.algorithms.marginal_parameters import (
+from covey.algorithms.marginal.answers import Down, Up
+from covey.algorithms.marginal.checks import check_fit
+from covey.algorithms.marginal.client import Information, coefficients_of
+from covey.algorithms.marginal.parameters import (
     Scales,
     Settings,
     Theta,
     default_scales,
     logarithms,
 )
-from covey.algorithms.marginal_start import Moments, start
-from covey.algorithms.marginal_state import State, limited, log_prior_at, theta_of
+from covey.algorithms.marginal.start import Moments, start
+from covey.algorithms.marginal.state import State, limited, log_prior_at, theta_of
 from covey.core import tree
 from covey.core.algorithm import Aggregate, Empty
 from covey.core.shard import Spec

@@ -14,9 +14,9 @@ from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jaxtyping import Array, Key, PyTree
 
-from covey.algorithms.marginal_client import Points, coefficients_of
-from covey.algorithms.marginal_law import Law, flattened
-from covey.algorithms.marginal_parameters import (
+from covey.algorithms.marginal.client import Points, coefficients_of
+from covey.algorithms.marginal.law import Law, flattened
+from covey.algorithms.marginal.parameters import (
     WEAK,
     Coordinates,
     Settings,
@@ -25,8 +25,8 @@ from covey.algorithms.marginal_parameters import (
     labels_of,
     logarithms,
 )
-from covey.algorithms.marginal_products import is_linear_gaussian
-from covey.algorithms.marginal_state import (
+from covey.algorithms.marginal.products import is_linear_gaussian
+from covey.algorithms.marginal.state import (
     Published,
     State,
     at_zero,

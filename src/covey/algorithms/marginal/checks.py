@@ -8,8 +8,8 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from covey.algorithms.marginal_parameters import Settings
-from covey.algorithms.marginal_products import is_linear_gaussian
+from covey.algorithms.marginal.parameters import Settings
+from covey.algorithms.marginal.products import is_linear_gaussian
 from covey.core.algorithm import Plan
 from covey.core.shard import Spec
 from covey.models.mixed import MixedModel

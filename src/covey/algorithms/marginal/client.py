@@ -12,8 +12,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key
 
-from covey.algorithms.marginal_parameters import Settings, Theta, logarithms
-from covey.algorithms.marginal_products import (
+from covey.algorithms.marginal.parameters import Settings, Theta, logarithms
+from covey.algorithms.marginal.products import (
     Products,
     closed_form,
     is_linear_gaussian,

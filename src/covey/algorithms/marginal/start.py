@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from covey.algorithms.marginal_parameters import is_regression
+from covey.algorithms.marginal.parameters import is_regression
 from covey.core.shard import Rows
 from covey.kernels.newton import inverse_root
 from covey.models.mixed import MixedModel

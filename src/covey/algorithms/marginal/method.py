@@ -9,23 +9,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from covey.algorithms import marginal_answers as answers
-from covey.algorithms import marginal_rounds as rounds
-from covey.algorithms.marginal_checks import (
+from covey.algorithms.marginal import answers, rounds
+from covey.algorithms.marginal.checks import (
     NEEDS_SERVER,
     NOT_FINITE,
     check_options,
     check_prior,
     need_everyone,
 )
-from covey.algorithms.marginal_client import (
+from covey.algorithms.marginal.client import (
     answer_gains,
     answer_left_out,
     client_rows,
     draws_of_effects,
 )
-from covey.algorithms.marginal_fit import cautions, draw_law, fit_law, publish_law
-from covey.algorithms.marginal_parameters import (
+from covey.algorithms.marginal.fit import cautions, draw_law, fit_law, publish_law
+from covey.algorithms.marginal.parameters import (
     Coordinates,
     Covariance,
     Estimate,
@@ -34,7 +33,7 @@ from covey.algorithms.marginal_parameters import (
     as_mixed,
     labels_of,
 )
-from covey.algorithms.marginal_state import Published, spread_of, theta_of
+from covey.algorithms.marginal.state import Published, spread_of, theta_of
 from covey.core.algorithm import Algorithm, Approximation, Empty, Hooks, Posterior, keep
 from covey.core.shard import Shard
 from covey.kernels.precision import in_double
@@ -184,6 +183,7 @@ def _algorithm(settings: Settings, has_effects: bool) -> Algorithm:
         ),
         hooks=Hooks(
             fixed_shapes=True,
+            few_rounds=True,
             validate=need_everyone,
             diagnose=lambda down, data: NOT_FINITE,
             adapt_before_evaluation=True,

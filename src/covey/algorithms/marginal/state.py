@@ -7,7 +7,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
-from covey.algorithms.marginal_parameters import (
+from covey.algorithms.marginal.parameters import (
     Coordinates,
     Scales,
     Settings,
