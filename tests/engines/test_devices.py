@@ -26,7 +26,9 @@ def on_four_devices(storage: str, sizes: str, *names: str) -> dict:
     source = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     done = subprocess.run(
         [sys.executable, str(TESTS / "spread.py"), storage, sizes, *names],
-        env=os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": source},
+        # with the partitioner that users have
+        env=os.environ
+        | {"XLA_FLAGS": flags, "PYTHONPATH": source, "JAX_USE_SHARDY_PARTITIONER": "true"},
         capture_output=True,
         text=True,
     )
