@@ -176,8 +176,7 @@ def test_blocks_that_are_lost_again_and_again_end_the_run(data):
 
 
 @pytest.mark.slow
-def test_faults_and_questions_of_a_method(data):
-    """Lost messages, and one crew for the rounds and for the questions of a posterior."""
+def test_lost_and_repeated_messages(data):
     faults = Faults(dropout=0.3, repeat=0.2)
     whole = Simulation(made("fedpop"), data, faults=faults, **options(cohort.full()))
     engine = Cluster(
