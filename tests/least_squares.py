@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from problems import linear_gaussian
 
+from covey.data.federated import FederatedData
 from covey.engines.simulate import Simulation
 
 SIZES = (20, 40, 30)
 PROBLEM = linear_gaussian(sizes=SIZES)
 DATA = PROBLEM.data
+COUNTS = FederatedData.from_rows(DATA.rows._replace(y=np.round(np.abs(DATA.rows.y))), SIZES)
 STEP = 0.05
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from least_squares import DATA, SIZES, STEP, coefficients, designs, fit, gradient
+from least_squares import COUNTS, DATA, SIZES, STEP, coefficients, designs, fit, gradient
 
 from covey import models
 from covey.algorithms.fedavg import fedavg
@@ -133,4 +133,4 @@ def test_rows_and_models_that_do_not_fit():
     with pytest.raises(ValueError, match=r"server_rows has shape \(50, 2\), and rows of clients"):
         fit(fedbe(models.linear(), server_rows=ROWS[:, :2]), 1)
     with pytest.raises(ValueError, match="fedbe distils classes and numbers, and poisson predicts"):
-        fit(fedbe(models.poisson(), server_rows=ROWS), 1)
+        fit(fedbe(models.poisson(), server_rows=ROWS), 1, COUNTS)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from least_squares import DATA, designs, fit
+from least_squares import COUNTS, DATA, designs, fit
 from problems import logistic_rows
 
 from covey import models
@@ -168,7 +168,7 @@ def test_bad_options(options, message):
 )
 def test_models_that_are_not_linear(model):
     with pytest.raises(ValueError, match="mocha: the models of clients are linear, with"):
-        run(mocha(model, penalty=1.0), DATA, rounds=1)
+        run(mocha(model, penalty=1.0), COUNTS, rounds=1)
 
 
 def test_more_rows_than_dual_variables():
