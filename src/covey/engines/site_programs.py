@@ -84,14 +84,25 @@ class Queries:
     def answer(
         self, name: str, root: Key[Array, ""], client_id: Integer, asked: Asked, data: Shard
     ) -> tuple[Answer, Bool[Array, ""]]:
-        """A client's term of the sum, and whether it is finite."""
+        """A client's term of the sum, and whether it is finite.
+
+        It is computed in the precision of the question: a server that needs the sum in double
+        precision sends values in double precision.
+        """
         if name not in self._compiled:
             method = query_method(self.queries[name], Empty(), name)
             self._compiled[name] = compiled(partial(_answer, method, identity()), few_rounds=True)
-        asked = jax.tree.map(jnp.asarray, asked)
-        nothing = Node(Empty(), identity().init(Empty()))
-        answer, _, finite = self._compiled[name](root, 0, client_id, asked, nothing, data)
-        return answer, finite
+        run_is_double = bool(jax.config.read("jax_enable_x64"))
+        with jax.enable_x64(run_is_double or _is_double(asked)):
+            asked = jax.tree.map(jnp.asarray, asked)
+            nothing = Node(Empty(), identity().init(Empty()))
+            answer, _, finite = self._compiled[name](root, 0, client_id, asked, nothing, data)
+            return jax.device_get(answer), finite
+
+
+def _is_double(asked: Asked) -> bool:
+    """Whether there are values in double precision in what was sent."""
+    return any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(asked))
 
 
 class Workshop:
