@@ -2,9 +2,10 @@
 are in this process; `test_ray.py` has them in Ray actors.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from methods import MADE, METHODS
@@ -18,6 +19,7 @@ from covey.data.federated import FederatedData
 from covey.engines.block import Hello, Share
 from covey.engines.cluster import MOST_LOSSES, Cluster
 from covey.engines.crew import LocalCrew, checked, edges_of
+from covey.engines.questions import ByRounds, Questions
 from covey.engines.ray import RayCrew
 from covey.engines.simulate import Simulation
 
@@ -245,3 +247,20 @@ def test_an_address_that_does_not_answer(data):
 def test_options_of_a_cluster_are_for_a_cluster(data):
     with pytest.raises(ValueError, match="are for engine='ray', not for 'simulate'"):
         covey.run(made("fedavg"), data, rounds=1, actors=2)
+
+
+class Elsewhere(LocalCrew):
+    """Blocks that do not know which precision the driver has turned on, as in another process."""
+
+    def call(self, name, arguments, sent=None):
+        with jax.enable_x64(False):
+            return super().call(name, arguments, sent)
+
+
+def test_a_question_is_answered_in_its_own_precision(data):
+    crew = Elsewhere(data, 2)
+    rounds = ByRounds(partial(Cluster, data=data, crew=crew, seed=0))
+    ask = Questions(rounds).asker({"sum": lambda key, factor, data: factor * data.count})
+    with jax.enable_x64(True):
+        found = float(ask("sum", jnp.float64(1 + 2**-40)))
+    assert found == (1 + 2**-40) * data.counts("train").sum()

@@ -6,7 +6,8 @@ the same rows, one piece of work each: the rounds of a method, and questions bey
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -88,13 +89,14 @@ class Share(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a block has to know of a run."""
+    """What a block has to know of a run, or of a question, which may have another precision."""
 
     algorithm: Algorithm
     channel: Channel
     shapes: Shapes
     seed: int
     chunk: int
+    x64: bool
 
 
 class Hello(NamedTuple):
@@ -132,29 +134,31 @@ class Block:
 
     def begin(self, run: int, work: Work) -> None:
         """Get to know a run; its clients have kept nothing yet."""
-        self.works[run] = _Working(work, self.rows)
+        with jax.enable_x64(work.x64):
+            self.works[run] = _Working(work, self.rows)
 
     def round(self, run: int, t: int, slots: Slots, down: list[np.ndarray]) -> Done:
         """The round of the clients called up, by their positions in the block."""
-        start, work = perf_counter(), self.works[run]
-        before = work.seen.copy()
-        shaped = jax.tree.unflatten(work.down, [jnp.asarray(leaf) for leaf in down])
-        tally = work.clients.round(t, shaped, slots, work.seen)
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tally)]
+        start = perf_counter()
+        with self._on(run) as work:
+            before = work.seen.copy()
+            shaped = jax.tree.unflatten(work.down, [jnp.asarray(leaf) for leaf in down])
+            tally = work.clients.round(t, shaped, slots, work.seen)
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tally)]
         return Done(leaves, np.flatnonzero(work.seen & ~before), perf_counter() - start)
 
     def measures(self, run: int, t: int, split: Split, down: PyTree) -> dict[str, Metric]:
         """Metrics of every client, stacked."""
-        work = self.works[run]
-        return jax.device_get(
-            work.evaluator.measures(self.rows, t, down, work.store.take, work.seen, split)
-        )
+        with self._on(run) as work:
+            return jax.device_get(
+                work.evaluator.measures(self.rows, t, down, work.store.take, work.seen, split)
+            )
 
     def predict(self, run: int, t: int, client: int, x: PyTree, down: PyTree) -> PyTree:
         """The predictive distribution of one client."""
-        work = self.works[run]
-        node = work.store.take(np.array([client])) if work.seen[client] else None
-        return jax.device_get(work.evaluator.predict(self.rows, t, down, node, client, x))
+        with self._on(run) as work:
+            node = work.store.take(np.array([client])) if work.seen[client] else None
+            return jax.device_get(work.evaluator.predict(self.rows, t, down, node, client, x))
 
     def draws(
         self,
@@ -166,10 +170,10 @@ class Block:
         down: PyTree,
     ) -> PyTree:
         """Posterior draws of some clients."""
-        work = self.works[run]
-        return work.evaluator.draws(
-            self.rows, t, down, work.store.take, work.seen, clients, count, chains
-        )
+        with self._on(run) as work:
+            return work.evaluator.draws(
+                self.rows, t, down, work.store.take, work.seen, clients, count, chains
+            )
 
     def snapshot(self, run: int) -> list[np.ndarray]:
         """The leaves of what all clients keep."""
@@ -181,11 +185,19 @@ class Block:
         work.store.restore(work.nodes(leaves))
         work.seen[:] = seen
 
+    @contextmanager
+    def _on(self, run: int) -> Iterator["_Working"]:
+        """A run, with its precision: this process has that of the rows."""
+        work = self.works[run]
+        with jax.enable_x64(work.x64):
+            yield work
+
 
 class _Working:
     """A run, as a block works on it."""
 
     def __init__(self, work: Work, rows: Any):
+        self.x64 = work.x64
         root, clients = root_key(work.seed), rows.data.clients
         self.store = MemoryNodes(work.shapes.node, clients)
         self.seen = np.zeros(clients, bool)

@@ -103,7 +103,8 @@ class Cluster(Vectorised):
         self.chunk = chunk_of(chunk, self.setup, data, self.blocks)
         self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
         self._programs(algorithm)
-        work = Work(algorithm, self.setup.channel, self.setup.shapes, seed, self.chunk)
+        x64 = bool(jax.config.read("jax_enable_x64"))
+        work = Work(algorithm, self.setup.channel, self.setup.shapes, seed, self.chunk, x64)
         self._run, self._work = next(_numbers), work
         self._heard = [0] * self.blocks  # which start of each block has heard of this run
         self._at, self._reached, self._losses = _ELSEWHERE, 0, 0
