@@ -99,7 +99,7 @@ def sum_of_answers(
         predict=no_prediction,
         adapt=no_state,
         evaluate=lambda key, down, state, data: {},
-        hooks=Hooks(fixed_shapes=fixed_shapes, few_rounds=True),
+        hooks=Hooks(fixed_shapes=fixed_shapes),
     )
 
 

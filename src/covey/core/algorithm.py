@@ -197,8 +197,6 @@ class Hooks(NamedTuple):
             are warnings at the end of a run.
         fixed_shapes: Shapes of a client's state and upload are known not to depend on its rows: an
             engine need not trace the method again to find out.
-        few_rounds: The method ends after a few rounds, so that compiling them takes longer than
-            running them: engines compile them quickly rather than thoroughly.
         needs_server: Why the method cannot run between peers, and what to use instead; empty where
             that is for the engine to find out.
     """
@@ -212,7 +210,6 @@ class Hooks(NamedTuple):
     cautions: Callable[[State, Spec], Sequence[str]] | None = None
     needs_server: str = ""
     fixed_shapes: bool = False
-    few_rounds: bool = False
 
 
 class Algorithm(NamedTuple):

@@ -4,7 +4,6 @@ one compiles nothing.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +29,6 @@ class RoundParts(NamedTuple):
         sampler: Who takes part in a round.
         faults: Probabilities of lost, late and repeated messages.
         shapes: Shapes of states and messages.
-        few_rounds: Whether compiling the rounds takes longer than running them.
     """
 
     algorithm: Algorithm
@@ -38,53 +36,17 @@ class RoundParts(NamedTuple):
     sampler: Sampler
     faults: Faults
     shapes: Shapes
-    few_rounds: bool
-
-
-def compiled(function: Callable[..., Any], *, few_rounds: bool = False, **options: Any) -> Any:
-    """`jax.jit(function)`, where wanted by a compiler that is quick rather than thorough.
-
-    Args:
-        function: What is compiled.
-        few_rounds: Whether it runs so few times that compiling it takes longer: then XLA's older
-            emitters of loops are used on a CPU, which compile the many small loops of a Newton step
-            in half the time; the programs are hardly slower.
-        options: Those of `jax.jit`.
-
-    Returns:
-        The function, compiled at its first call.
-    """
-    return jax.jit(function, compiler_options=_quick_options() if few_rounds else None, **options)
-
-
-@cache
-def _quick_options() -> dict[str, bool] | None:
-    """XLA's options by name; None where this version of it does not know them."""
-    options = {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda: 0, compiler_options=options)()
-    except jax.errors.JaxRuntimeError:
-        return None
-    return options
 
 
 def round_parts(setup: Setup) -> RoundParts:
     """The parts of a setup that rounds are compiled from."""
-    return RoundParts(
-        _rounds_of(setup.algorithm),
-        setup.channel,
-        setup.sampler,
-        setup.faults,
-        setup.shapes,
-        setup.algorithm.hooks.few_rounds,
-    )
+    rounds = _rounds_of(setup.algorithm)
+    return RoundParts(rounds, setup.channel, setup.sampler, setup.faults, setup.shapes)
 
 
 def chunk_parts(method: Algorithm, channel: Channel, shapes: Shapes) -> RoundParts:
     """The parts that the round of a chunk is compiled from, whatever the cohort and the faults."""
-    nobody = Sampler(0, _NONE)
-    few = method.hooks.few_rounds
-    return RoundParts(_rounds_of(method), channel, nobody, Faults(), shapes, few)
+    return RoundParts(_rounds_of(method), channel, Sampler(0, _NONE), Faults(), shapes)
 
 
 def _rounds_of(method: Algorithm) -> Algorithm:

@@ -32,7 +32,7 @@ from covey.engines.devices import mesh_of, replicated, spread_band
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.programs import RoundParts, chunk_parts, compiled, round_parts, shared
+from covey.engines.programs import RoundParts, chunk_parts, round_parts, shared
 from covey.engines.rows import DeviceRows, Storage, rows_of
 from covey.engines.setup import setup_of
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -198,7 +198,7 @@ def _block_of(
         carry, record = rounds.repeated(one_round, first, count, (server, nodes, seen))
         return *carry, record
 
-    return compiled(block, few_rounds=parts.few_rounds)
+    return jax.jit(block)
 
 
 def _round(parts: RoundParts, chunk: int, bands, mesh, root, t, server, nodes, seen, storage, ids):

@@ -18,7 +18,6 @@ from covey.core.keys import Integer, root_key
 from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Shard, Spec
 from covey.engines.messages import Answer
-from covey.engines.programs import compiled
 from covey.engines.round import received
 from covey.engines.setup import Agreement, Setup, Shapes, agreement_of
 
@@ -63,9 +62,7 @@ class Programs:
         self.queries = Queries(queries_of(agreed.algorithm), self.root)
         algorithm, channel = agreed.algorithm, agreed.channel
         self.first_node = jax.jit(partial(first_node, algorithm, channel))
-        self.node_round = compiled(
-            partial(_answer, algorithm, channel), few_rounds=algorithm.hooks.few_rounds
-        )
+        self.node_round = jax.jit(partial(_answer, algorithm, channel))
         self.adapt = jax.jit(algorithm.adapt)
         self.refresh = None if algorithm.refresh is None else jax.jit(algorithm.refresh)
         self.evaluate = jax.jit(partial(evaluate, algorithm))
@@ -91,7 +88,7 @@ class Queries:
         """
         if name not in self._compiled:
             method = query_method(self.queries[name], Empty(), name)
-            self._compiled[name] = compiled(partial(_answer, method, identity()), few_rounds=True)
+            self._compiled[name] = jax.jit(partial(_answer, method, identity()))
         run_is_double = bool(jax.config.read("jax_enable_x64"))
         with jax.enable_x64(run_is_double or _is_double(asked)):
             asked = jax.tree.map(jnp.asarray, asked)

@@ -116,8 +116,9 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
     """
     key = (mixed_model(design), design.correlated, method, estimate, prior)
     if key not in _PROGRAMS:
+        import jax
+
         from covey.core.algorithm import Empty
-        from covey.engines.programs import compiled
 
         made = method_of(design, method, estimate, prior)
         draw = made.posterior.client
@@ -128,7 +129,7 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
             state = Empty() if method == "marginal" else made.adapt(key, published, data)
             return draw(key, published, state, data, DRAWS)
 
-        _PROGRAMS[key] = compiled(drawn, few_rounds=True)
+        _PROGRAMS[key] = jax.jit(drawn)
     return _PROGRAMS[key]
 
 

@@ -183,7 +183,6 @@ def _algorithm(settings: Settings, has_effects: bool) -> Algorithm:
         ),
         hooks=Hooks(
             fixed_shapes=True,
-            few_rounds=True,
             validate=need_everyone,
             diagnose=lambda down, data: NOT_FINITE,
             adapt_before_evaluation=True,
