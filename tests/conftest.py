@@ -19,6 +19,8 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_USE_SHARDY_PARTITIONER", "false")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
+from called_threefry import use_called_threefry  # noqa: E402
+
 # Examples that are the same each time, and no limits of time: others may be using the machine.
 settings.load_profile("ci")
 
@@ -46,6 +48,7 @@ def _keep_one_context_per_thread() -> None:
 
 
 _keep_one_context_per_thread()
+use_called_threefry()
 
 
 def pytest_collection_finish():
