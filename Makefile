@@ -14,17 +14,18 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test test-sites test-all check format docs lock benchmarks clean
+.PHONY: demo test test-processes test-all check format docs lock benchmarks clean
 
 demo: $(READY)
 	$(BIN)/covey demo
 
 test: check
-	$(BIN)/pytest $(WORKERS) -m "not slow" --ignore=tests/test_docs.py --ignore=tests/test_package.py
+	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" --ignore=tests/test_docs.py --ignore=tests/test_package.py
 
-# A server and three sites as processes over mutual TLS, some of them killed.
-test-sites: $(READY)
-	$(BIN)/pytest tests/deploy/nvflare/test_processes.py
+# Several processes that wait for each other, some of them killed: a server and three sites over
+# mutual TLS, a Ray cluster, runs, devices.
+test-processes: $(READY)
+	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)

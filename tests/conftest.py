@@ -19,7 +19,9 @@ os.environ.setdefault(
 os.environ.setdefault("JAX_USE_SHARDY_PARTITIONER", "false")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
-from called_threefry import use_called_threefry  # noqa: E402
+import jax
+
+from called_threefry import use_called_threefry
 
 # Examples that are the same each time, and no limits of time: others may be using the machine.
 settings.load_profile("ci")
@@ -57,6 +59,21 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
     gc.enable()
+
+
+MOST_MEMORY = 5 * 2**30  # bytes of a worker, beyond which it forgets its compiled programs
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Compiled programs are kept, and a long suite has thousands: forget them between two files."""
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    held = Path("/proc/self/statm")  # Linux only; elsewhere they are kept
+    if held.exists() and int(held.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") > MOST_MEMORY:
+        from covey.engines import programs
+
+        programs.forget()
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

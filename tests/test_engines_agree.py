@@ -114,6 +114,7 @@ def test_compressors(method, channel, data):
     assert_agree(EVERY[method], data, channel=channel, faults=Faults(dropout=0.3))
 
 
+@pytest.mark.slow
 def test_draws(data):
     rest, new = data.hold_out(["site2"])
     engines = [

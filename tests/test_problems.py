@@ -29,6 +29,7 @@ def scores(model, data, draws, prior_precision):
     return np.asarray(jax.vmap(jax.grad(log_posterior))(jnp.asarray(draws)))
 
 
+@pytest.mark.slow
 def test_linear_gaussian():
     problem = linear_gaussian()
     model = models.linear(scale=problem.noise)

@@ -68,43 +68,58 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
         >>> covey.testing.check_method(covey.mb_sgd(covey.models.linear()))
     """
     data = _regression() if data is None else data
+    method = method._replace(client=jax.jit(method.client))  # traced once per capacity
     root, spec = root_key(0), data.spec._replace(omega=2.0**-16)
     channel = keep_exact(method.exact, bfloat16())
     shapes = shapes_of(method, channel, root, spec)
     start, count = data.starts("train")[_FIRST], data.counts("train")[_FIRST]
     rows = jax.tree.map(jnp.asarray, data.rows)
 
-    def walk(rows, start, count, capacity):
-        shard = Shard(rows, start, count, capacity)
+    # Several programs, as the server's part does not depend on the capacity.
+    @jax.jit
+    def before():
         server = method.init(root, spec)
-        down = method.broadcast(server)
+        return server, method.broadcast(server)
+
+    @partial(jax.jit, static_argnums=4)
+    def client_round(down, rows, start, count, capacity):
+        shard = Shard(rows, start, count, capacity)
         node = first_node(method, channel, root, _FIRST, down, shard)
         sent, node, _ = node_round(method, channel, root, 0, _FIRST, down, node, shard)
-        up, weight = received(channel, sent)
-        aggregate = Aggregate(
-            jax.tree.map(lambda leaf: weight * leaf, up), up, weight, jnp.ones(())
-        )
+        return *received(channel, sent), node
+
+    @jax.jit
+    def server_step(server, up, weight):
+        weighted = jax.tree.map(lambda leaf: weight * leaf, up)
+        aggregate = Aggregate(weighted, up, weight, jnp.ones(()))
         server, _ = method.server(key_for(root, Stream.SERVER, 0), server, aggregate)
-        down = published(method, server)
+        return server, published(method, server)
+
+    @partial(jax.jit, static_argnums=4)
+    def unseen_client(down, rows, start, count, capacity):
+        shard = Shard(rows, start, count, capacity)
         state = method.adapt(root, down, shard)
         metrics = evaluate(method, root, down, state, shard)
         draw = method.posterior.client
-        draws = () if draw is None else draw(root, down, state, shard, _DRAWS)
-        return Walk(up, weight, node, server, metrics, draws)
+        return metrics, () if draw is None else draw(root, down, state, shard, _DRAWS)
 
-    jitted = jax.jit(walk, static_argnums=3)
-    found = jitted(rows, jnp.int32(start), jnp.int32(count), 32)
+    def walk(rows, start, count, capacity):
+        place = (rows, jnp.int32(start), jnp.int32(count), capacity)
+        server, down = before()
+        up, weight, node = client_round(down, *place)
+        server, down = server_step(server, up, weight)
+        return Walk(up, weight, node, server, *unseen_client(down, *place))
+
+    found = walk(rows, start, count, 32)
     _need_finite("of a client with rows", found._replace(server=()))
     _need_no_nan("after a round", found.server)
-    _need_same("asked again", found, jitted(rows, jnp.int32(start), jnp.int32(count), 32))
-    larger = jitted(rows, jnp.int32(start), jnp.int32(count), 48)
+    _need_same("asked again", found, walk(rows, start, count, 32))
+    larger = walk(rows, start, count, 48)
     _need_same("with another capacity", found, larger)
     # The client's rows lie elsewhere in the storage, and other rows around them.
     moved = jax.tree.map(lambda leaf: jnp.asarray(np.roll(leaf, 3, axis=0)), data.rows)
-    _need_same(
-        "where rows lie elsewhere", found, jitted(moved, jnp.int32(start + 3), jnp.int32(count), 32)
-    )
-    empty = jitted(rows, jnp.int32(start), jnp.int32(0), 32)
+    _need_same("where rows lie elsewhere", found, walk(moved, start + 3, count, 32))
+    empty = walk(rows, start, 0, 32)
     _need_finite("of a client without rows", empty._replace(draws=(), server=()))
     _need_no_nan("after a round of a client without rows", empty.server)
     _need_shapes("the server's state after a step", shapes.server, found.server)

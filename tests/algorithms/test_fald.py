@@ -53,7 +53,8 @@ def own_batch(seed, t, client, step, chains, rows, size):
     return np.asarray(jax.vmap(lambda key: without_replacement(key, rows, size))(keys))
 
 
-@pytest.mark.parametrize("batch_size", [6, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [6, None])
 def test_one_step_of_everyone_without_shared_noise_is_sgld_draw_for_draw(batch_size):
     """Pooled rows, one gradient, one noise: theta - eta (grad f + noise of minibatches) + sqrt(2
     eta tau) xi.

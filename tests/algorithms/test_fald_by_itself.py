@@ -44,6 +44,7 @@ def values(run):
     return (table.loc[order, column].to_numpy() for column in ("mean", "sd", "mcse_mean"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "rounds", "bound"),  # about four standard errors of an sd
     [

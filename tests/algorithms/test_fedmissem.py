@@ -216,7 +216,8 @@ def test_observers_who_saw_a_cell_more_than_once_count_as_often():
     assert losses[-1] < min(losses[:20])
 
 
-@pytest.mark.parametrize("lines", [pytest.param(9, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [9, 5])
 def test_an_upload_may_be_about_some_lines(lines):
     """Lines of one side do not depend on each other: a pass over all of them is the same, in more
     rounds and with fewer values sent.
@@ -358,6 +359,7 @@ def test_compressed_uploads_of_some_observers_lead_to_the_same_matrix(rounds, at
     assert np.abs(summed.columns.gradient).max() > 0.1
 
 
+@pytest.mark.slow
 def test_minibatches_are_unbiased_and_memories_change_nothing_where_nothing_is_lost():
     data = observations()
     whole = [engine_of(rate) for rate in (0.0, 0.5)]

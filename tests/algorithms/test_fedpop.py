@@ -46,6 +46,7 @@ def theta(down):
     return down.theta
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_marginal_likelihood(theta, down):
     fed, data = method(draws=100, burn_in=300), whole(CLIENT.rows)
     start = Personal(jnp.zeros((100, 2)), Empty())
@@ -438,6 +439,7 @@ def test_the_average_of_the_iterates(theta, share):
     np.testing.assert_allclose(fed.broadcast(state).theta.phi.weight, seen[-1])
 
 
+@pytest.mark.slow
 def test_a_step_of_the_kernel_that_falls(down):
     """A round uses the step of its broadcast; an unseen client begins with that of the first."""
     steps = optax.polynomial_schedule(0.02, 1e-5, power=1, transition_steps=10)

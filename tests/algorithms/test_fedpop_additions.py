@@ -54,6 +54,7 @@ def test_annealing_is_more_noise(down):
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_posterior_is_not_annealed():
     """Long before the end of annealing; the deviation of the draws was the tempered one."""
     fed, data = method(step_size=3.0, draws=2000, anneal=(100.0, 1000), **OU), whole(CLIENT.rows)

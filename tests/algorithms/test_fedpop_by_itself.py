@@ -124,6 +124,7 @@ def test_it_tells_that_it_has_settled(run):
     assert 20 <= run.round < 100
 
 
+@pytest.mark.slow
 def test_standard_errors_come_from_one_more_question(run):
     assert set(run.posterior.shared.law.error) == set(run.posterior.shared.law.estimate)
     assert run.questions["question"].tolist()[-2:] == ["noise", "information_64"]

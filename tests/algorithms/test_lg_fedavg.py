@@ -29,6 +29,7 @@ def test_it_is_fedper_with_the_sides_exchanged():
     assert jax.tree.structure(made) == jax.tree.structure(whole)
 
 
+@pytest.mark.slow
 def test_the_other_cut_is_fedper_itself():
     state, _ = fit(lg_fedavg(NETWORK, shared="hidden", **OPTIONS), 2)
     other, _ = fit(fedper(models.split_network(NETWORK), **OPTIONS), 2)

@@ -104,6 +104,7 @@ def test_louis_finds_the_derivatives_of_the_marginal_likelihood(theta):
     assert found.poor == 0
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_not_there_yet_is_told(theta):
     """Far from the maximum of the likelihood and the prior, which are quadratic in the weight."""
     joint, made = joint_of(models.mixed_linear(scale=NOISE), models.fixed(scale=0.5)), {}

@@ -73,7 +73,7 @@ def test_a_posterior_with_little_noise_has_its_mode():
     assert 0.5 < table["mean"]["noise"] / noise < 2
 
 
-@pytest.mark.parametrize("engine", ["simulate", "loop"])
+@pytest.mark.parametrize("engine", ["simulate", pytest.param("loop", marks=pytest.mark.slow)])
 def test_a_client_with_a_missing_cell_is_named(engine):
     with pytest.warns(UserWarning, match="site3") as told:
         run = covey.run(
@@ -119,6 +119,7 @@ def test_a_client_that_never_answers_is_named(monkeypatch):
     assert run.round == 5
 
 
+@pytest.mark.slow
 def test_lost_messages_are_waited_for():
     """Every fourth round is complete; the fit is that of a run without faults."""
     data = one_column(clients=6)

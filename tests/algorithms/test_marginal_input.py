@@ -64,6 +64,7 @@ def test_collinear_columns_are_named():
     assert np.isfinite(table.loc["intercept"]).all()
 
 
+@pytest.mark.slow
 def test_one_row_per_client_does_not_tell_noise_and_effects_apart():
     """Only the sum of both variances is known; the coefficients are those of least squares."""
     made = {name: (x[:1], y[:1]) for name, (x, y) in linear_data(clients=40).items()}
@@ -244,6 +245,7 @@ def test_rows_beyond_a_clients_own_leave_its_derivatives_finite(count):
     assert float(found.gradient[0]) == pytest.approx(exact, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_not_its_prediction_is_not_taken_for_a_gaussian():
     """Where predictions are Gaussian and linear but the likelihood has another law, the likelihood
     counts.

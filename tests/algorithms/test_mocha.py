@@ -70,6 +70,7 @@ def by_omega(rounds=200):
     return w
 
 
+@pytest.mark.slow
 def test_the_minimum_is_that_over_omega():
     """Four weights and three clients: the relation must not stay in the span of the first round."""
     method = mocha(models.linear(), penalty=PENALTY, epochs=10)

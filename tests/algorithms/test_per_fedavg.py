@@ -75,6 +75,7 @@ def test_rounds_are_those_of_the_paper(first_order):
     assert {line["local_steps"] for line in lines} == {2}
 
 
+@pytest.mark.slow
 def test_clients_predict_after_one_step_on_their_rows():
     design, y = next(iter(designs()))
     w = np.array([0.5, -1.0, 0.2, 0.3])

@@ -44,6 +44,7 @@ def optimum():
     return np.linalg.solve(sum(hessians), sum(moments)), hessians
 
 
+@pytest.mark.slow
 def test_the_fixed_point_is_the_optimum_where_that_of_fedavg_is_not():
     best, hessians = optimum()
     options = {"batch_size": None, "steps": STEPS}

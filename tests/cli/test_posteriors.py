@@ -151,6 +151,7 @@ def test_the_posterior_of_what_all_share(tmp_path):
     assert "have been drawn: leave --draws and --chains away" in said
 
 
+@pytest.mark.slow
 def test_a_run_without_draws_or_unfinished_has_no_posterior(tmp_path):
     config, out = write_config(tmp_path, 3), tmp_path / "run"
     assert call("run", config, "--out", out)[0] == 0

@@ -44,6 +44,7 @@ def final_state(run: Path) -> bytes:
     return found.body
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "killed"),
     [

@@ -46,6 +46,7 @@ def assert_same(found: dict) -> None:
     assert not wrong
 
 
+@pytest.mark.processes
 def test_two_methods():
     found = on_four_devices("device", "alike", *QUICK)
     assert list(found) == [*QUICK]

@@ -179,6 +179,7 @@ def test_weights_of_a_cohort_scale_the_steps():
     np.testing.assert_allclose(coefficients(state.nodes.state.server), theta, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_gossip_steps_a_round():
     ring = topology.ring(gossip_steps=3)
     engine = between_peers(averaging(), topology=ring)
@@ -201,6 +202,7 @@ def test_a_file_may_ask_for_several_gossip_steps():
     assert settings.factories["topology"](**settings.options["topology"]).gossip_steps == 4
 
 
+@pytest.mark.slow
 def test_a_step_that_falls_over_rounds_falls_for_absent_peers_too():
     """Every peer's step in round t is 0.8^t of the first, however often it was absent."""
     away = np.array([[1, 1, 1, 1], [1, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1], [1, 0, 1, 1]], bool)
@@ -267,6 +269,7 @@ def test_every_peer_is_judged_and_predicts_with_its_own_state(ring):
     )
 
 
+@pytest.mark.slow
 def test_networks_that_change_are_used_in_turn():
     changing = topology.erdos_renyi(probability=0.6, rounds=3)
     engine = between_peers(averaging(weighting="equal"), topology=changing)

@@ -9,7 +9,6 @@ import pytest
 from methods import MADE, METHODS
 
 TESTS = Path(__file__).parents[1]
-pytestmark = pytest.mark.slow
 
 
 def on_ray(*arguments: str) -> None:
@@ -24,21 +23,26 @@ def on_ray(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_any_number_of_actors_gives_the_run_of_one_machine():
     on_ray("actors")
 
 
+@pytest.mark.slow
 def test_every_method():
     on_ray("every", *MADE, *METHODS)
 
 
+@pytest.mark.processes
 def test_actors_that_are_killed_three_times():
     on_ray("killed")
 
 
+@pytest.mark.slow
 def test_runs_on_disk_posteriors_that_ask_and_configurations():
     on_ray("runs")
 
 
+@pytest.mark.slow
 def test_what_is_refused():
     on_ray("refused")

@@ -192,6 +192,7 @@ def test_intervals_of_the_imputer_cover_as_often_as_they_should():
         assert abs(np.mean(covered) - 0.9) < max(3 * error, 0.03)
 
 
+@pytest.mark.slow
 def test_what_a_fit_says_of_cells():
     data, imputer = counts(), poisson_fit()
     x, y = np.asarray(data.rows.x), np.asarray(data.rows.y, float)
@@ -252,6 +253,7 @@ def test_the_best_of_several_cold_starts_is_kept():
     assert best < first - 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "low", "high"),
     [(2.0, 1.6, 2.5), pytest.param(np.inf, 30.0, np.inf, marks=pytest.mark.slow)],

@@ -103,6 +103,7 @@ def matched(mixture):
     return nearest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -174,6 +175,7 @@ def test_rows_without_an_outcome():
     np.testing.assert_allclose(without.means_, with_outcome.means_, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_round_without_clients_is_no_convergence():
     data = mixture_data()
     sometimes = cohort.trace(np.array([[False, True, False]] * data.clients))

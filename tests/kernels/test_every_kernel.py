@@ -164,6 +164,9 @@ def agree(by_chain, value, slack=0.0):
     return error
 
 
+LONG = ("nuts", "sghmc", "psgld")  # to compile
+
+
 def test_the_walk_covers_the_table():
     assert set(CASES) == set(KERNELS)
     for name, factory in KERNELS.items():
@@ -176,7 +179,7 @@ def test_the_walk_covers_the_table():
     [
         pytest.param(name, steps, id=f"{name}-{steps}", marks=marks)
         for name in CASES
-        for steps, marks in ((1, ()), (2, pytest.mark.slow))
+        for steps, marks in ((1, pytest.mark.slow if name in LONG else ()), (2, pytest.mark.slow))
     ],
 )
 def test_what_a_chain_samples(name, steps):

@@ -195,6 +195,7 @@ def test_a_feature_that_nobody_observes_and_statistics_of_no_data():
     assert np.all(np.asarray(theta.variances) > 0)
 
 
+@pytest.mark.slow
 def test_federated_em_on_gaps_is_em_on_all_rows():
     _, start, climb, _ = compiled("diagonal", 0.05)
     rows = WITH_GAPS.astype(np.float32)

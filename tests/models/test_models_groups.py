@@ -204,6 +204,7 @@ def test_codes_that_single_precision_merges_are_refused():
         covey.run(method, data, rounds=1, seed=1, progress=False)
 
 
+@pytest.mark.slow
 def test_sums_within_groups():
     groups = groups_of(jnp.asarray(GROUPS))
     values = jnp.arange(1.0, 9.0)

@@ -187,6 +187,7 @@ def test_known_cohorts_are_an_average_over_who_takes_part():
     )  # a quantile of the rounds taken part in, not their law
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     batch=st.sampled_from((10, 50, 200, 1000)),

@@ -39,6 +39,7 @@ def test_a_path_starts_where_the_model_does_and_ends_where_em_has_no_step_left(f
     assert len(path.big_h) == len(path.bits) == 300
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_the_packed_codes(followed):
     """Ten numbers of four bits are five bytes, and the norm is a double."""
     _, path = followed

@@ -74,6 +74,7 @@ def test_few_rows_a_client():
     assert five["FedPop"].error < 1.15 * five["oracle"].error
 
 
+@pytest.mark.slow
 def test_the_pooled_fit_of_sleepstudy_is_the_published_one(data_dir):
     case = glmm.CASES[0]
     data = glmm.rescaled(load(case.name), case.units)

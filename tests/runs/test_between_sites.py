@@ -134,6 +134,7 @@ def test_a_method_that_prepares_itself(data, deploy):
         run_between_sites(method, data.roster, world.connection(), rounds=3, progress=False)
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_resumed_and_ends_as_if_undisturbed(data, deploy, tmp_path):
     method = METHODS["fedem"]()
     world = deploy(method)

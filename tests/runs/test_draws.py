@@ -66,6 +66,7 @@ def test_no_draw_is_lost_and_none_counts_twice(whole):
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_same_draws(whole, tmp_path):
     expected = whole[0].posterior.shared.draws()
     out, options = tmp_path / "run", {"seed": 0, "progress": False, "checkpoint_every": 4}

@@ -93,3 +93,8 @@ def shared(build: Callable[..., Any], *parts: Any) -> Any:
     while len(_kept) > _MOST:
         _kept.popitem(last=False)
     return found
+
+
+def forget() -> None:
+    """Forget all programs, e.g. in a process that has made many and needs their memory."""
+    _kept.clear()

@@ -168,6 +168,7 @@ def test_a_job_is_configuration_only(tmp_path):
     ]
 
 
+@pytest.mark.processes
 def test_a_process_ends_with_the_command_that_started_it():
     code = (
         "import os, subprocess, sys, time\n"

@@ -22,7 +22,7 @@ from covey.deploy.site import open_handler
 from covey.engines.transport import MemoryTransport
 from process_federation import PATIENCE, SITES, bounded, predictions, study_of, until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.processes
 
 
 def test_everything_listens_on_the_loopback_interface_only(federation):
