@@ -19,8 +19,10 @@ WORKERS := -n auto --maxprocesses 4 --dist worksteal
 demo: $(READY)
 	$(BIN)/covey demo
 
+# Checked shapes cost half a minute: here those of the core, in test-all those of everything.
 test: check
-	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" --ignore=tests/test_docs.py --ignore=tests/test_package.py
+	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" --jaxtyping-packages=covey.core,beartype.beartype \
+		--ignore=tests/test_docs.py --ignore=tests/test_package.py
 
 # Several processes that wait for each other, some of them killed: a server and three sites over
 # mutual TLS, a Ray cluster, runs, devices.

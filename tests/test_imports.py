@@ -58,6 +58,7 @@ def test_every_room_is_listed():
     )
 
 
+@pytest.mark.processes
 def test_import_covey_is_light_and_arviz_waits_until_it_is_asked_for():
     code = (
         "import sys, covey\n"

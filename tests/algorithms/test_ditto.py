@@ -38,6 +38,7 @@ def test_without_a_penalty_it_is_local_training_beside_fedavg():
     )
 
 
+@pytest.mark.slow
 def test_a_large_penalty_is_fedavg():
     """Personal models are at most |gradient| / lambda from the broadcast of the round."""
     options = {"client_optimizer": optax.sgd(STEP), "batch_size": None}

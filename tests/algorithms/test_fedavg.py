@@ -156,9 +156,8 @@ def clients():
         yield data.rows.x[start : start + count], data.rows.y[start : start + count]
 
 
-@pytest.mark.parametrize(
-    "name", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("yogi", "adagrad"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 def test_server_optimisers_get_the_averaged_change(name):
     server = getattr(optax, name)(0.1)
     plain = fedavg(models.linear(), client_optimizer=optax.sgd(STEP), batch_size=None, steps=3)

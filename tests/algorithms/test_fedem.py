@@ -102,6 +102,7 @@ def test_without_compression_it_is_classical_em_step_for_step(method):
     assert np.all(np.diff(objective) < 0)
 
 
+@pytest.mark.slow
 def test_a_second_moment_summed_once_need_not_travel():
     data = mixture_data()
     x = np.asarray(data.rows.x, np.float64)

@@ -296,19 +296,20 @@ def paths(family, curvature, effects=False):
         )[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "curvature", "effects"),
     [
-        pytest.param("gaussian", "completed", False, marks=pytest.mark.slow),
-        pytest.param("gaussian", "observed", False, marks=pytest.mark.slow),
-        pytest.param("poisson", "completed", False, marks=pytest.mark.slow),
+        ("gaussian", "completed", False),
+        ("gaussian", "observed", False),
+        ("poisson", "completed", False),
         ("poisson", "observed", False),
-        pytest.param("negative_binomial", "observed", False, marks=pytest.mark.slow),
-        pytest.param("bernoulli", "observed", True, marks=pytest.mark.slow),
-        pytest.param("gaussian", "completed", True, marks=pytest.mark.slow),
-        pytest.param("poisson", "observed", True, marks=pytest.mark.slow),
-        pytest.param("bernoulli", "completed", False, marks=pytest.mark.slow),
-        pytest.param("bernoulli", "observed", False, marks=pytest.mark.slow),
+        ("negative_binomial", "observed", False),
+        ("bernoulli", "observed", True),
+        ("gaussian", "completed", True),
+        ("poisson", "observed", True),
+        ("bernoulli", "completed", False),
+        ("bernoulli", "observed", False),
     ],
 )
 def test_the_objective_never_rises_and_ends_where_its_gradient_is_zero(family, curvature, effects):

@@ -148,6 +148,7 @@ def test_the_delta_is_that_of_the_formula(rho, count, solver):
     np.testing.assert_allclose(up.scale, np.linalg.eigvalsh(precision)[-1], rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_paper_s_delta_is_not_normalised():
     """One round of the server from zero, rows as weights: with the scales, and without them."""
     options = {"samples": 3, "rho": 0.5, "client_optimizer": SGD, "batch_size": 8}

@@ -58,13 +58,8 @@ def visited(seed, t, scheme):
     return int(sampler.sample(key_for(root_key(seed), Stream.COHORT, t), t).index[0])
 
 
-@pytest.mark.parametrize(
-    ("chance", "scheme"),
-    [
-        ("equal", ONE),
-        pytest.param("rows", cohort.weighted(1), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("chance", "scheme"), [("equal", ONE), ("rows", cohort.weighted(1))])
 def test_without_surrogates_it_is_dsgld(chance, scheme):
     """One step per round, chain by chain with the noise that the client draws."""
     seed, rounds, count = 3, 4, 2

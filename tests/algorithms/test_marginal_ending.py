@@ -41,6 +41,7 @@ def test_a_column_of_years_ends_at_the_maximum():
     np.testing.assert_allclose(found["se"], expected["se"], rtol=0.01)
 
 
+@pytest.mark.slow
 def test_columns_too_far_from_zero_are_told():
     with pytest.warns(UserWarning, match=r"off by up to 0\.\d+ standard errors.* centre them"):
         fit(one_column(centre=1e5, clients=30, rows=20))
@@ -146,6 +147,7 @@ def test_giving_up_is_told_everywhere(monkeypatch):
     assert shared.law.table()["se"].isna().all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*has not")
 def test_a_posterior_that_gave_up_has_no_draws(monkeypatch):
     monkeypatch.setattr(marginal_rounds, "MOST_ROUNDS", 3)

@@ -155,6 +155,7 @@ def test_a_deviation_of_zero_is_reported():
     assert np.isnan(table["se"]["sd[intercept]"])
 
 
+@pytest.mark.slow
 def test_weights_that_stay_unreliable_are_told(monkeypatch):
     def unreliable(log_density, mean, covariance, *, draws, seed):
         return Weighted(mean + np.zeros((4, len(mean))), np.full(4, 0.25), 0.9, 5)

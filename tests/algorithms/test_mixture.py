@@ -308,6 +308,7 @@ def test_bad_options(options, message):
         mixture(models.linear(), **options)
 
 
+@pytest.mark.slow
 def test_more_components_than_clients_are_told_and_a_client_with_one_label_is_served():
     x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
     data = FederatedData.from_clients(

@@ -24,7 +24,7 @@ SCHEMES = {
 def draws_of(scheme, count=4000, counts=COUNTS):
     sampler = scheme(counts)
     keys = jax.random.split(jax.random.key(0), count)
-    return sampler, jax.device_get(jax.vmap(lambda key: sampler.sample(key, 0))(keys))
+    return sampler, jax.device_get(jax.jit(jax.vmap(lambda key: sampler.sample(key, 0)))(keys))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
@@ -63,7 +63,7 @@ def test_weighted_with_more_draws_than_clients_counts_multiplicity():
 @pytest.mark.parametrize("draw", [without_replacement, _draw_by_permutation])
 def test_every_set_is_equally_likely(draw):
     keys = jax.random.split(jax.random.key(1), 10_000)
-    sets = np.sort(np.asarray(jax.vmap(lambda key: draw(key, 6, 3))(keys)), 1)
+    sets = np.sort(np.asarray(jax.jit(jax.vmap(lambda key: draw(key, 6, 3)))(keys)), 1)
     every = list(itertools.combinations(range(6), 3))
     counts = np.array([np.all(sets == one, 1).sum() for one in every])
     assert counts.sum() == 10_000

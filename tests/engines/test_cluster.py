@@ -72,7 +72,7 @@ def assert_same_lines(found, expected):
     ("name", "blocks"),
     [
         ("remembering", 2),
-        ("fedavg", 4),
+        pytest.param("fedavg", 4, marks=pytest.mark.slow),
         pytest.param("remembering", 1, marks=pytest.mark.slow),
         pytest.param("remembering", 4, marks=pytest.mark.slow),
         pytest.param("fedavg", 1, marks=pytest.mark.slow),

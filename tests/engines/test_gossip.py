@@ -119,6 +119,7 @@ def test_fewer_than_one_gossip_step_is_refused(steps):
         topology.ring(gossip_steps=steps)
 
 
+@pytest.mark.slow
 def test_a_run_through_a_lossy_channel_counts_what_is_sent_and_resumes():
     codec, data = channel.dithering(levels=7), linear_gaussian(sizes=(7, 20, 12, 9)).data
     method = fedavg(

@@ -287,6 +287,7 @@ def presence():
     )
 
 
+@pytest.mark.slow
 def test_labels_and_a_site_that_nobody_saw():
     """The last row has no observation and gets its column's odds."""
     _, chance, imputer = presence()

@@ -200,6 +200,7 @@ def test_fits_of_different_kinds_are_not_compared(fit, smaller):
         fit.compare(smaller)
 
 
+@pytest.mark.slow
 def test_hospitals_with_words_and_gaps(tmp_path, data_dir):
     """Messy files, maximum likelihood against a pooled fit of the same design."""
     clean = messy_hospitals(tmp_path / "hospitals", data_dir, rows=100)

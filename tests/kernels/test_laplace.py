@@ -83,7 +83,7 @@ def test_quadrature_reaches_the_integral(log_likelihood, effects, errors):
     ("log_likelihood", "effects", "nodes"),
     [
         (logistic, 1, 1),
-        (poisson, 2, 3),
+        pytest.param(poisson, 2, 3, marks=pytest.mark.slow),
         pytest.param(logistic, 1, 3, marks=pytest.mark.slow),
         pytest.param(poisson, 2, 1, marks=pytest.mark.slow),
     ],

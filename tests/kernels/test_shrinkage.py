@@ -38,6 +38,7 @@ def drawn(seed, number, size, spread):
     return spread * (centre + rng.normal(size=(number, size)) * rng.uniform(0.3, 1.0, size))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
 @example(seed=0, size=500, number=50, power=1.0, spread=1.0)
 @example(seed=0, size=40, number=50, power=1.0, spread=1.0)

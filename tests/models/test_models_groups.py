@@ -108,6 +108,7 @@ def test_gaussian_groups_are_a_multivariate_normal():
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed_linear", "mixed_poisson"])
 def test_masked_rows_at_the_end_change_nothing(name):
     """Whether they repeat the last row or are blank: a client's value is that of its own rows."""

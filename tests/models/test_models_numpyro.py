@@ -116,6 +116,7 @@ def test_clients_add_up_to_the_pooled_log_joint(centred):
         assert np.isfinite(found[0])
 
 
+@pytest.mark.slow
 def test_values_in_the_terms_of_the_model():
     mixed = client_plate(crowded, NUMBERS)
     phi = {site: jnp.full(shape, 0.3) for site, shape in SHARED.items()}

@@ -157,6 +157,7 @@ def test_going_on_is_the_same_as_not_having_stopped(method, data, whole):
     assert_same(whole, done)
 
 
+@pytest.mark.slow
 def test_the_loop_runs_too(method, data, whole):
     done = run(method, data, **knobs(rounds=3, evaluate_every=None), engine="loop")
     np.testing.assert_allclose(
@@ -169,6 +170,7 @@ def peers(**changes: Any) -> dict[str, Any]:
     return knobs(**between | changes)
 
 
+@pytest.mark.slow
 def test_peers_run_too(data):
     plain = fedavg(logistic(), client_optimizer=optax.sgd(0.05))
     table = run(plain, data, **peers(rounds=2)).metrics

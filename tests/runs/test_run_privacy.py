@@ -67,6 +67,7 @@ def test_a_run_does_not_go_on_past_its_budget(done):
     assert done.round == 6
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_counting(done, private, data):
     out = done._directory.path
     more = run(

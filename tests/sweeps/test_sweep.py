@@ -69,6 +69,7 @@ def test_the_grid_is_every_combination_and_its_directories_follow_the_configurat
         grid_of(study, [axis_of(f"{RATE}=0.2,0.20")], 1, study.parent / "runs")
 
 
+@pytest.mark.processes
 def test_a_sweep_runs_once_chooses_by_validation_rows_and_draws(study, tmp_path, monkeypatch):
     out = tmp_path / "sweep"
     command = ("sweep", study, "--set", f"{RATE}=0.0001,0.2", "--out", out, "--workers", 1)

@@ -159,4 +159,4 @@ def without_replacement(key: Key[Array, ""], population: Integer, size: int) -> 
 
 
 def _key_of_words(words: np.ndarray) -> Key[Array, ""]:
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=_IMPLEMENTATION)
+    return jax.random.wrap_key_data(jax.device_put(words), impl=_IMPLEMENTATION)

@@ -140,7 +140,7 @@ def noted(data: Shard, notes: PyTree) -> NotedShard:
 def whole(rows: PyTree) -> Shard:
     """A shard of all the rows given: what a site makes of its own table."""
     count = jax.tree.leaves(rows)[0].shape[0]
-    return Shard(jax.tree.map(jnp.asarray, rows), jnp.int32(0), jnp.int32(count), max(count, 1))
+    return Shard(jax.device_put(rows), jnp.int32(0), jnp.int32(count), max(count, 1))
 
 
 def bucket_size(rows: int) -> int:

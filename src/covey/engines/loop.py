@@ -27,6 +27,7 @@ from covey.core.shard import Shard, bucket_size
 from covey.data.federated import SPLITS, FederatedData, Split
 from covey.engines.gathering import Gathering
 from covey.engines.messages import pack_down
+from covey.engines.programs import shared
 from covey.engines.reception import Reception, Study, nobody, stamp_at, with_accepted
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.rows import need_rows
@@ -75,13 +76,19 @@ class Loop:
         )
         self.programs = Ready(Programs(self.setup))
         self.gathering = Gathering(self.setup)
-        self._fate = jax.jit(partial(fate, self.setup.faults))
+        self._fate = shared(_fate_of, self.setup.faults) if any(self.setup.faults) else None
         self._forget()
 
     def start(self) -> LoopState:
         """The state before the first round: sites that know nothing."""
         self._forget()
         return LoopState(0, self.setup.first_server())
+
+    def _outcome(self, t: int, at: int) -> int:
+        """What becomes of the messages of round t to and from a site."""
+        if self._fate is None:
+            return fates.ARRIVES
+        return int(self._fate(self.setup.root, t, self.sites[at].client_id))
 
     def _forget(self) -> None:
         self.sites = self._sites(self.data)
@@ -209,10 +216,7 @@ class Loop:
             found.receive(name, late)
         self.delayed = []
 
-        outcomes = {
-            at: int(self._fate(self.setup.root, t, self.sites[at].client_id))
-            for at in sorted(at for at, _ in cohort)
-        }
+        outcomes = {at: self._outcome(t, at) for at in sorted(at for at, _ in cohort)}
         for at, outcome in outcomes.items():
             site = self.sites[at]
             if outcome == fates.LOST_DOWN:
@@ -279,3 +283,8 @@ class Loop:
             )
             for position in range(data.clients)
         ]
+
+
+def _fate_of(faults: Faults):
+    """The compiled fate of a message."""
+    return jax.jit(partial(fate, faults))

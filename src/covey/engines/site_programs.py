@@ -179,7 +179,9 @@ def padded(data: Shard, capacity: int) -> Shard:
 
     def pad(leaf):
         leaf = np.asarray(leaf)
-        return jnp.asarray(np.pad(leaf, [(0, capacity - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)]))
+        return jax.device_put(
+            np.pad(leaf, [(0, capacity - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)])
+        )
 
     return Shard(jax.tree.map(pad, data.rows), data.start, data.count, capacity)
 
