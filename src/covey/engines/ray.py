@@ -18,6 +18,7 @@ from covey.engines.rows import Storage
 
 _ANSWER_SECONDS = 5.0  # that a cluster has to accept a connection
 _START_SECONDS = 120.0  # that an actor has to start
+_PATIENCE_SECONDS = 300.0  # after which an actor that does not answer is named
 _CORES_PER_ACTOR = 1
 
 
@@ -80,7 +81,7 @@ class RayCrew:
         results, lost = {}, []
         for block, call in calls.items():
             try:
-                results[block] = self.ray.get(call)
+                results[block] = self._result(block, call)
             except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError):
                 lost.append(block)
             except self.ray.exceptions.RaySystemError as error:  # what was sent cannot be read
@@ -94,6 +95,23 @@ class RayCrew:
             if isinstance(refused, _Refused):
                 raise ValueError(refused.why)
         return results
+
+    def _result(self, block: int, call: Any) -> Any:
+        """What an actor returns. A round may take hours, so that nobody is given up; but an actor
+        that hangs would be waited for without a word.
+        """
+        waited = 0.0
+        while True:
+            try:
+                return self.ray.get(call, timeout=_PATIENCE_SECONDS)
+            except self.ray.exceptions.GetTimeoutError:
+                waited += _PATIENCE_SECONDS
+                warnings.warn(
+                    f"actor {block} has not answered for {waited / 60:.0f} minutes (process "
+                    f"{self.processes[block]} on node {self.nodes[block]}). If it hangs, end that "
+                    "process: the block starts again and the run goes on by itself",
+                    stacklevel=2,
+                )
 
     def _put(self, sent: PyTree) -> Any:
         """Put what all blocks get where each node fetches it once."""

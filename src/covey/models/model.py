@@ -192,7 +192,8 @@ def need_classes(name: str, spec: Spec) -> int:
     """The number of classes of data with one label per row; a ValueError for other data."""
     if spec.classes is None:
         raise ValueError(
-            f"{name}: these data have a numeric outcome, not classes; use linear() or poisson()"
+            f"{name}: these data have a numeric outcome, not classes; use linear() or poisson(); "
+            "or, where outcomes are labels 0, 1, ..., say how many when you make the data (classes=2)"
         )
     _need_one_outcome(name, spec)
     if not jnp.issubdtype(spec.rows.y.dtype, jnp.integer):
