@@ -193,7 +193,7 @@ def need_classes(name: str, spec: Spec) -> int:
     if spec.classes is None:
         raise ValueError(
             f"{name}: these data have a numeric outcome, not classes; use linear() or poisson(); "
-            "or, where outcomes are labels 0, 1, ..., say how many when you make the data (classes=2)"
+            "or, for labels 0, 1, ..., say how many there are when you make the data (classes=2)"
         )
     _need_one_outcome(name, spec)
     if not jnp.issubdtype(spec.rows.y.dtype, jnp.integer):
