@@ -36,12 +36,21 @@ def _keep_one_context_per_thread() -> None:
     has no such function, tests are only slower.
     """
     from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
 
     make, own = getattr(mlir, "make_ir_context", None), threading.local()
     if make is None:
         return
 
+    def lowering() -> bool:
+        try:
+            return ir.InsertionPoint.current is not None
+        except ValueError:
+            return False
+
     def kept():
+        if lowering():  # an op computed meanwhile would become a part of the program
+            return make()
         if not hasattr(own, "context"):
             own.context = make()
         return own.context
