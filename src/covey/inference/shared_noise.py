@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from arviz_stats.base.array import array_stats
 from jaxtyping import Float
-from scipy.stats import norm, rankdata
+from scipy import special
 
 _ERRORS = 3.0  # standard errors beyond which chains do not count as independent
 _TAIL = 0.05  # as in ArviZ's summary, which looks at the 5 % and the 95 % quantile
@@ -67,8 +67,10 @@ def _of_one(draws: np.ndarray) -> tuple[float, float, float]:
     """Bulk, tail and standard error of the draws (chains, draws) of one parameter."""
     if not np.all(np.isfinite(draws)) or np.ptp(draws) == 0:
         return np.nan, np.nan, np.nan
+    from scipy.stats import rankdata  # takes a second to import
+
     ranks = rankdata(draws).reshape(draws.shape)
-    normal = norm.ppf((ranks - 0.375) / (draws.size + 0.25))
+    normal = special.ndtri((ranks - 0.375) / (draws.size + 0.25))
     quantiles = np.quantile(draws, (_TAIL, 1 - _TAIL))
     tails = [_size((draws <= quantile).astype(float)) for quantile in quantiles]
     return _size(normal), float(np.fmin.reduce(tails)), float(np.sqrt(_variance_of_mean(draws)))

@@ -2,8 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-from blackjax.mcmc import hmc as hybrid
-from blackjax.mcmc import nuts as no_u_turn
 
 from covey.core.shard import some_rows
 from covey.kernels.kernel import Kernel, memoryless
@@ -91,6 +89,8 @@ def hmc(*, steps: int = 10) -> Kernel:
     """
     if steps < 1:
         raise ValueError(f"hmc: steps must be at least 1, got {steps}")
+    from blackjax.mcmc import hmc as hybrid  # takes a second to import
+
     move = hybrid.build_kernel()
 
     def step(key, posterior, z, step_size):
@@ -123,6 +123,8 @@ def nuts(*, doublings: int = 8) -> Kernel:
     """
     if doublings < 1:
         raise ValueError(f"nuts: doublings must be at least 1, got {doublings}")
+    from blackjax.mcmc import nuts as no_u_turn  # takes a second to import
+
     move = no_u_turn.build_kernel()
 
     def step(key, posterior, z, step_size):

@@ -1,8 +1,9 @@
-"""Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian noise."""
+"""Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian noise.
 
-import blackjax.mcmc.mala as adjusted
+BlackJAX takes a second to import, and is when a kernel is made.
+"""
+
 import jax
-from blackjax.sgmcmc.diffusions import overdamped_langevin
 
 from covey.core.shard import some_rows
 from covey.kernels.kernel import Kernel, memoryless
@@ -26,6 +27,8 @@ def ula() -> Kernel:
         >>> bool(abs(draws.mean() - 3) < 0.1)  # the posterior is N(3, 1 / 3)
         True
     """
+    from blackjax.sgmcmc.diffusions import overdamped_langevin
+
     move = overdamped_langevin()
 
     def step(key, posterior, z, step_size):
@@ -57,6 +60,8 @@ def sgld(*, batch_size: int) -> Kernel:
     Reference: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics.
     """
     check_batch_size("sgld", batch_size)
+    from blackjax.sgmcmc.diffusions import overdamped_langevin
+
     move = overdamped_langevin()
 
     def step(key, posterior, z, step_size):
@@ -85,6 +90,8 @@ def mala() -> Kernel:
     Reference: Roberts and Tweedie (1996), Exponential convergence of Langevin distributions and
     their discrete approximations.
     """
+    import blackjax.mcmc.mala as adjusted
+
     move = adjusted.build_kernel()
 
     def step(key, posterior, z, step_size):

@@ -5,7 +5,6 @@ import warnings
 from functools import partial
 from typing import NamedTuple
 
-import blackjax.mcmc.mala as adjusted
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -75,6 +74,8 @@ def energy(
     for name, value in (("spread", spread), ("step_size", step_size)):
         if value <= 0:
             raise ValueError(f"energy: {name} must be above 0, got {value:g}")
+    import blackjax.mcmc.mala as adjusted  # takes a second to import
+
     langevin = adjusted.build_kernel()
 
     def init(key, z, spec):

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import binom
 
 from covey.privacy.mechanism import Group, LangevinMechanism, Sampling
 
@@ -175,6 +174,8 @@ def _of_loss(mechanism: LangevinMechanism, group: Group, rounds: int, delta: flo
         return math.inf
     dp = _dp_accounting()
     if group.chance < 1:
+        from scipy.stats import binom  # takes a second to import
+
         part = _SHARE_OF_UNLIKELY * delta
         taken, delta = int(binom.isf(part, rounds, group.chance)), delta - part
     else:

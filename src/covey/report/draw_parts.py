@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import gaussian_kde
 
 from covey.core.labels import labels
 from covey.report.content import Draws
@@ -83,6 +82,8 @@ def _density(name: str, values: np.ndarray) -> pd.DataFrame:
     if flat.size < 2 or np.ptp(flat) < 1e-12 * max(1.0, np.abs(flat).max()):
         points, density = flat[:1], np.ones(min(flat.size, 1))
     else:
+        from scipy.stats import gaussian_kde  # takes a second to import
+
         low, high = np.quantile(flat, [0.002, 0.998])
         points = np.linspace(low, high, _POINTS)
         density = gaussian_kde(flat[:: max(1, flat.size // 2000)])(points)
