@@ -175,3 +175,58 @@ def test_contraception_with_a_slope_an_interaction_and_a_square(data_dir):
     )
     run = fitted(models.mixed_logistic(slopes=(urban,)), data)
     assert_at_the_maximum(run, Pooled(data, "binomial", z=(urban,)))
+
+
+class Nested:
+    """A Poisson model of all rows with broods in locations, both effects integrated on dense grids.
+
+    Given a brood's effects its rows are Poisson with means in fixed proportions, so that its
+    likelihood is sum(y) t - sum(exp(fixed)) exp(t) and a constant, t the effects of both.
+    """
+
+    GRID = np.linspace(-7, 7, 351)
+
+    def __init__(self, data, brood):
+        x, names = np.asarray(data.rows.x, np.float64), list(data.features)
+        keep = [at for at, name in enumerate(names) if name != brood]
+        self.x = np.column_stack([np.ones(len(x)), x[:, keep]])
+        self.y = np.asarray(data.rows.y, np.float64)
+        owner = np.repeat(np.arange(data.clients), data.counts("train"))
+        both = np.column_stack([owner, x[:, names.index(brood)]])
+        groups, self.brood = np.unique(both, axis=0, return_inverse=True)
+        self.location = groups[:, 0].astype(int)
+
+    def value(self, beta, of_location, of_brood):
+        fixed = self.x @ beta
+        log_weight = -(self.GRID**2) / 2 - np.log(2 * np.pi) / 2 + np.log(np.diff(self.GRID)[0])
+        constant, total, mean = (
+            np.bincount(self.brood, terms)
+            for terms in (self.y * fixed - gammaln(self.y + 1), self.y, np.exp(fixed))
+        )
+        t = of_location * self.GRID[:, None] + of_brood * self.GRID
+        given = np.stack(
+            [
+                logsumexp(y * t - e * np.exp(t) + log_weight, axis=1)
+                for y, e in zip(total, mean, strict=True)
+            ]
+        )
+        given += constant[:, None]
+        by_location = np.stack(
+            [given[self.location == at].sum(0) for at in range(self.location.max() + 1)]
+        )
+        return np.sum(logsumexp(by_location + log_weight, axis=1))
+
+
+@pytest.mark.slow
+def test_ticks_of_broods_within_locations(data_dir):
+    data = covey.load("grouseticks", features=["cHEIGHT", "YEAR=96", "YEAR=97", "BROOD"])
+    law = fitted(models.mixed_poisson(groups="BROOD"), data).posterior.shared.law
+    table, pooled = law.table(), Nested(data, "BROOD")
+    is_beta = np.array([name.startswith(("intercept", "weights")) for name in table.index])
+    beta, se = (table[column].to_numpy()[is_beta] for column in ("estimate", "se"))
+    deviations = table["estimate"][["sd[intercept]", "group_deviation"]].to_numpy()
+    at, width = np.concatenate([beta, np.log(deviations)]), np.concatenate([se, [0.2, 0.2]])
+    step, _, here = newton_step(lambda v: pooled.value(v[:-2], *np.exp(v[-2:])), at, width)
+    np.testing.assert_allclose(law.log_likelihood, here, atol=1e-3)
+    assert np.abs(step[:-2]).max() < 1e-3  # standard errors
+    assert np.abs(0.2 * step[-2:]).max() < 1e-3  # of the deviations
