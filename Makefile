@@ -27,7 +27,7 @@ test: check
 # Several processes that wait for each other, some of them killed: a server and three sites over
 # mutual TLS, a Ray cluster, runs, devices.
 test-processes: $(READY)
-	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli
+	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps tests/test_imports.py
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)
