@@ -79,9 +79,9 @@ def pytest_runtest_teardown(item, nextitem):
         return
     held = Path("/proc/self/statm")  # Linux only; elsewhere they are kept
     if held.exists() and int(held.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") > MOST_MEMORY:
-        from covey.engines import programs
+        from covey.engines import sharing
 
-        programs.forget()
+        sharing.forget()
         jax.clear_caches()
 
 

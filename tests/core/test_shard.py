@@ -125,3 +125,11 @@ def test_a_minibatch_ignores_the_capacity(batch_size):
     assert batches[0].mask.all()
     assert len(np.unique(batches[0].rows.y)) == batch_size
     assert 100 <= batches[0].rows.y.min() <= batches[0].rows.y.max() < 1000
+
+
+@pytest.mark.parametrize("rows", [16, 1024])
+def test_a_shard_keeps_its_rows_when_their_owner_changes_the_array(rows):
+    x = np.ones((rows, 4), np.float32)
+    data = whole({"x": x})
+    x[:] = 7
+    np.testing.assert_array_equal(data.rows["x"], 1.0)

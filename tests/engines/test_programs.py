@@ -9,8 +9,8 @@ from problems import linear_gaussian
 
 import covey
 from covey import models
-from covey.engines import programs
-from covey.engines.programs import shared
+from covey.engines import sharing
+from covey.engines.sharing import shared
 from covey.engines.simulate import Simulation
 
 
@@ -36,8 +36,8 @@ def test_equal_parts_make_one_program_and_others_another():
 
 
 def test_the_oldest_programs_are_dropped(monkeypatch):
-    monkeypatch.setattr(programs, "_kept", OrderedDict())
-    monkeypatch.setattr(programs, "_MOST", 2)
+    monkeypatch.setattr(sharing, "_kept", OrderedDict())
+    monkeypatch.setattr(sharing, "_MOST", 2)
 
     def build(number):
         return object()

@@ -140,7 +140,9 @@ def noted(data: Shard, notes: PyTree) -> NotedShard:
 def whole(rows: PyTree) -> Shard:
     """A shard of all the rows given: what a site makes of its own table."""
     count = jax.tree.leaves(rows)[0].shape[0]
-    return Shard(jax.device_put(rows), jnp.int32(0), jnp.int32(count), max(count, 1))
+    # A copy: the owner of the arrays may change them later.
+    own = jax.tree.map(partial(jnp.array, copy=True), rows)
+    return Shard(own, jnp.int32(0), jnp.int32(count), max(count, 1))
 
 
 def bucket_size(rows: int) -> int:

@@ -32,10 +32,11 @@ from covey.engines.chunks import chunk_of
 from covey.engines.crew import BlockLostError, Crew
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
-from covey.engines.programs import round_parts, shared
+from covey.engines.programs import round_parts
 from covey.engines.record import Line, Record, as_lines
 from covey.engines.rows import need_rows
 from covey.engines.setup import setup_of
+from covey.engines.sharing import shared
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 from covey.engines.streamed import call_up_of, close_round_of
 

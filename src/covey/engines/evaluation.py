@@ -18,9 +18,10 @@ from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import Split
-from covey.engines.programs import measuring_part, shared
+from covey.engines.programs import measuring_part
 from covey.engines.round import bucket_size, each
 from covey.engines.rows import DeviceRows, HostRows, need_rows, shard_of
+from covey.engines.sharing import shared
 
 
 class Evaluator:

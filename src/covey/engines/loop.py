@@ -27,11 +27,11 @@ from covey.core.shard import Shard, bucket_size
 from covey.data.federated import SPLITS, FederatedData, Split
 from covey.engines.gathering import Gathering
 from covey.engines.messages import pack_down
-from covey.engines.programs import shared
 from covey.engines.reception import Reception, Study, nobody, stamp_at, with_accepted
 from covey.engines.record import Counts, Line, Record, as_lines
 from covey.engines.rows import need_rows
 from covey.engines.setup import setup_of
+from covey.engines.sharing import shared
 from covey.engines.site import Site
 from covey.engines.site_memory import Memory
 from covey.engines.site_programs import Programs, Ready, padded

@@ -1,7 +1,6 @@
 """What a run needs before its first round: shapes and sizes, checked, whatever engine runs it."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ from covey.data.federated import FederatedData
 from covey.data.roster import Roster
 from covey.engines.messages import Answer, down_size, up_size
 from covey.engines.record import Sizes
+from covey.engines.sharing import shared
 
 
 class Shapes(NamedTuple):
@@ -66,11 +66,7 @@ class Setup(NamedTuple):
         # In one program: op by op, each of a hundred would be compiled by itself. Rows were checked
         # when shapes were found; without them, runs on data of the same shapes share the program.
         spec = self.spec._replace(first_row=None)
-        try:
-            first = _first_of(self.algorithm.init, spec)
-        except TypeError:  # settings that cannot be compared, an array say
-            first = _first_of.__wrapped__(self.algorithm.init, spec)
-        return first(self.root)
+        return shared(_first_of, self.algorithm.init, spec)(self.root)
 
 
 def setup_of(
@@ -111,7 +107,6 @@ def setup_of(
     )
 
 
-@lru_cache(maxsize=64)
 def _first_of(init: Callable[..., State], spec: Spec) -> Callable[[Key[Array, ""]], State]:
     return jax.jit(lambda root: init(key_for(root, Stream.INIT, 0), spec))
 

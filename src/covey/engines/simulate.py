@@ -32,9 +32,10 @@ from covey.engines.devices import mesh_of, replicated, spread_band
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.programs import RoundParts, chunk_parts, round_parts, shared
+from covey.engines.programs import RoundParts, chunk_parts, round_parts
 from covey.engines.rows import DeviceRows, Storage, rows_of
 from covey.engines.setup import setup_of
+from covey.engines.sharing import shared
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 from covey.engines.streamed import HostClients, call_up_of, close_round_of
 

@@ -15,8 +15,9 @@ from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.engines import round as rounds
 from covey.engines.nodes import DiskNodes, MemoryNodes
-from covey.engines.programs import RoundParts, shared
+from covey.engines.programs import RoundParts
 from covey.engines.rows import DeviceRows, HostRows, View
+from covey.engines.sharing import shared
 
 
 class HostClients:

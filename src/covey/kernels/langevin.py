@@ -1,6 +1,6 @@
 """Langevin kernels: a step up the gradient of a client's log-posterior, and Gaussian noise.
 
-BlackJAX takes a second to import, and is when a kernel is made.
+BlackJAX takes a second to import, so it is imported when a kernel is made.
 """
 
 import jax
