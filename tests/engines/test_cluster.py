@@ -100,6 +100,19 @@ def test_blocks_give_the_run_of_all_clients_together(name, blocks, data):
     assert one.clients == 3
 
 
+@pytest.mark.slow
+def test_blocks_predict_with_the_draws_asked_for(data):
+    method = made("fedpop")
+    whole = Simulation(method, data, **options())
+    engine = Cluster(method, data, crew=LocalCrew(data, 2), **options())
+    expected, state = advanced(whole, 1)[0], advanced(engine, 1)[0]
+    x = np.zeros((2, 3), np.float32)
+    found = engine.predict(state, 3, x, draws=7)
+    assert found.members.mean.shape[-1] == 7
+    same(found.mean, whole.predict(expected, 3, x, draws=7).mean, 1e-4)
+    same(engine.evaluate(state, "test", draws=7), whole.evaluate(expected, "test", draws=7), 1e-3)
+
+
 def test_lost_blocks_start_again_and_the_run_ends_as_if_nothing_had_happened(data):
     method, crew = made("remembering"), LocalCrew(data, 2)
     engine = Cluster(method, data, crew=crew, **options())

@@ -13,7 +13,7 @@ from covey.algorithms import fedpop_checks as checks
 from covey.algorithms.averaging import Info
 from covey.algorithms.fedpop_additions import RowPass, gradient_along_rows, temperature
 from covey.algorithms.fedpop_by_itself import Wanted, by_itself
-from covey.algorithms.fedpop_clients import Clients
+from covey.algorithms.fedpop_clients import Clients, with_any_draws
 from covey.algorithms.fedpop_gradient import client_gradient, completed, sum_over_clients
 from covey.algorithms.fedpop_mode import Priors
 from covey.algorithms.fedpop_sampler import Down, Sampler
@@ -270,7 +270,7 @@ def fedpop(
         done = state.round + 1
         return State(theta, phi_memory, beta_memory, particles, mean, state.clients, done), Empty()
 
-    return Algorithm(
+    method = Algorithm(
         name="fedpop",
         init=partial(_first_state, joint, phi_ascent, beta_ascent, scaling, average),
         broadcast=broadcast,
@@ -289,6 +289,7 @@ def fedpop(
         ),
         hooks=Hooks(validate=partial(checks.check_plan, scaling=scaling, anneal=anneal)),
     )
+    return with_any_draws(clients, method)
 
 
 class _Ascent(NamedTuple):

@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms.averaging import Info as ClientInfo
-from covey.algorithms.fedpop_clients import Clients
+from covey.algorithms.fedpop_clients import Clients, with_any_draws
 from covey.algorithms.fedpop_gradient import moving_gradient
 from covey.algorithms.fedpop_mode import (
     QUESTION,
@@ -226,7 +226,7 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
         )
         return new, Info(jnp.max(new.error, initial=0.0), jnp.max(jnp.abs(new.newton), initial=0.0))
 
-    return Algorithm(
+    method = Algorithm(
         name="fedpop",
         init=init,
         broadcast=lambda state: Down(state.theta, jnp.ones(())),
@@ -245,6 +245,7 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
         ),
         hooks=Hooks(unsettled=unsettled),
     )
+    return with_any_draws(clients, method)
 
 
 def _total(

@@ -6,6 +6,7 @@ import jax
 from jaxtyping import Array, Key, PyTree
 
 from covey.algorithms.fedpop_sampler import Down, Personal, Sampler
+from covey.core.algorithm import Algorithm
 from covey.core.shard import Shard
 from covey.models.mixed import averaged
 
@@ -48,3 +49,14 @@ class Clients(NamedTuple):
         found = self.sampler.more(key, down, personal, data, burn_in=self.burn_in, draws=count)
         describe = self.sampler.joint.model.describe
         return found if describe is None else jax.vmap(lambda z: describe(down.theta.phi, z))(found)
+
+
+def with_any_draws(clients: Clients, algorithm: Algorithm) -> Algorithm:
+    """The method, so that predictions can also average over another number of draws."""
+
+    def averaged_over(count: int) -> Algorithm:
+        other = clients._replace(draws=count)
+        return algorithm._replace(adapt=other.adapt, refresh=other.refresh)
+
+    posterior = algorithm.posterior._replace(averaged_over=averaged_over)
+    return algorithm._replace(posterior=posterior)

@@ -154,11 +154,14 @@ class Posterior(NamedTuple):
         client: (key, down, client state, data, count) -> draws of the client's own parameters, on
             the leading axis.
         axes: (spec) -> {name: Axis}: labels along the arrays of a draw, by their path in it.
+        averaged_over: (count) -> the method with predictions that average over `count` draws. None
+            where their number is not free.
     """
 
     shared: Chains | Approximation | None = None
     client: Callable[[Key[Array, ""], Message, State, Shard, int], PyTree] | None = None
     axes: Callable[[Spec], dict[str, Axis]] | None = None
+    averaged_over: "Callable[[int], Algorithm] | None" = None
 
 
 class Preparation(NamedTuple):
@@ -281,6 +284,25 @@ def evaluate(
     if algorithm.evaluate is not None:
         return algorithm.evaluate(key, down, state, data)
     return measure(lambda x: algorithm.predict(key, down, state, x), data)
+
+
+def averaged_over(algorithm: Algorithm, draws: int) -> Algorithm:
+    """The method with predictions that average over `draws` draws.
+
+    Raises:
+        ValueError: The method has no such number, or it is not a positive integer.
+    """
+    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
+        raise ValueError(f"draws={draws!r}: a positive integer is needed")
+    found = algorithm.posterior.averaged_over
+    if found is None:
+        has = "average over the draws it keeps" if _has_posterior(algorithm) else "are not by draws"
+        raise ValueError(f"predictions of {algorithm.name} {has}: leave draws= out")
+    return found(int(draws))
+
+
+def _has_posterior(algorithm: Algorithm) -> bool:
+    return algorithm.posterior.shared is not None or algorithm.posterior.client is not None
 
 
 def no_client_posterior(algorithm: Algorithm) -> str:

@@ -147,18 +147,24 @@ class Block:
             leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tally)]
         return Done(leaves, np.flatnonzero(work.seen & ~before), perf_counter() - start)
 
-    def measures(self, run: int, t: int, split: Split, down: PyTree) -> dict[str, Metric]:
-        """Metrics of every client, stacked."""
+    def measures(
+        self, run: int, t: int, split: Split, draws: int | None, down: PyTree
+    ) -> dict[str, Metric]:
+        """Metrics of every client, stacked; predictions average over `draws` draws."""
         with self._on(run) as work:
+            evaluator = work.evaluator.over(draws)
             return jax.device_get(
-                work.evaluator.measures(self.rows, t, down, work.store.take, work.seen, split)
+                evaluator.measures(self.rows, t, down, work.store.take, work.seen, split)
             )
 
-    def predict(self, run: int, t: int, client: int, x: PyTree, down: PyTree) -> PyTree:
-        """The predictive distribution of one client."""
+    def predict(
+        self, run: int, t: int, client: int, x: PyTree, draws: int | None, down: PyTree
+    ) -> PyTree:
+        """The predictive distribution of one client, averaged over `draws` draws."""
         with self._on(run) as work:
             node = work.store.take(np.array([client])) if work.seen[client] else None
-            return jax.device_get(work.evaluator.predict(self.rows, t, down, node, client, x))
+            evaluator = work.evaluator.over(draws)
+            return jax.device_get(evaluator.predict(self.rows, t, down, node, client, x))
 
     def draws(
         self,

@@ -158,14 +158,15 @@ class Cluster(Vectorised):
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every client on one split of its rows, stacked; of unseen clients in other
         data.
         """
         if data is not None:
-            return super().evaluate(state, split, data, down=down)
+            return super().evaluate(state, split, data, down=down, draws=draws)
         need_rows(self.data, split)
-        asked = dict.fromkeys(range(self.blocks), (state.round, split))
+        asked = dict.fromkeys(range(self.blocks), (state.round, split, draws))
         found = self._ask(state, "measures", asked, self._told(state, down))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found.values())
 
@@ -177,13 +178,15 @@ class Cluster(Vectorised):
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         if data is not None:
-            return super().predict(state, client, x, data, down=down)
+            return super().predict(state, client, x, data, down=down, draws=draws)
         block, local = self._place(client)
-        asked = {block: (state.round, local, jax.tree.map(np.asarray, x))}
-        return self._ask(state, "predict", asked, self._told(state, down))[block]
+        asked = {block: (state.round, local, jax.tree.map(np.asarray, x), draws)}
+        found = self._ask(state, "predict", asked, self._told(state, down))[block]
+        return jax.tree.map(jnp.asarray, found)
 
     def draws(
         self,

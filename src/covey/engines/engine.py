@@ -46,10 +46,12 @@ class Engine(Protocol):
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> dict[str, Metric]:
         """Metrics stacked over clients; clients of other data are unseen ones.
 
-        Here and below, `down` is what clients are sent in place of `broadcast(state)`.
+        Here and below, `down` is what clients are sent in place of `broadcast(state)`, and `draws`
+        how many draws a prediction averages over, where not as many as usual.
         """
         ...
 
@@ -61,6 +63,7 @@ class Engine(Protocol):
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at a position."""
         ...
@@ -162,6 +165,7 @@ class Vectorised:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every client on one split of its rows, stacked; of unseen clients in other
         data.
@@ -169,7 +173,7 @@ class Vectorised:
         rows, seen = self._known(state, data)
         take = self._taker(state)
         sent = self._down(state) if down is None else down
-        return self.evaluator.evaluate(rows, state.round, sent, take, seen, split)
+        return self.evaluator.over(draws).evaluate(rows, state.round, sent, take, seen, split)
 
     def predict(
         self,
@@ -179,12 +183,13 @@ class Vectorised:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         rows, seen = self._known(state, data)
         node = self._take(state, np.array([client])) if seen[client] else None
         sent = self._down(state) if down is None else down
-        return self.evaluator.predict(rows, state.round, sent, node, client, x)
+        return self.evaluator.over(draws).predict(rows, state.round, sent, node, client, x)
 
     def draws(
         self,

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from covey.core.algorithm import Algorithm, Message, State, evaluate, no_client_posterior
+from covey.core.algorithm import (
+    Algorithm,
+    Message,
+    State,
+    averaged_over,
+    evaluate,
+    no_client_posterior,
+)
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
 from covey.core.node import Node
@@ -37,6 +44,16 @@ class Evaluator:
         self._measured = shared(_measure_of, measuring_part(algorithm))
         self._predicted = shared(jax.jit, algorithm.predict)
         self._drawn = None if draw is None else shared(_draw_of, draw)
+        self._over: dict[int, Evaluator] = {}
+
+    def over(self, draws: int | None) -> "Evaluator":
+        """The evaluator whose predictions average over `draws` draws; None: as many as usual."""
+        if draws is None:
+            return self
+        averaged = averaged_over(self.algorithm, draws)
+        if draws not in self._over:
+            self._over[draws] = Evaluator(averaged, self.root, self.chunk)
+        return self._over[draws]
 
     def evaluate(
         self,

@@ -115,13 +115,15 @@ class Loop:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every client on one split of its rows, stacked by client. Other data are of
         clients never seen.
         """
         need_rows(self.data if data is None else data, split)
         sent = self.broadcast(state) if down is None else down
-        each = [site.evaluate(state.round, sent, split) for site in self._settled(state, data)]
+        sites = self._settled(state, data)
+        each = [site.evaluate(state.round, sent, split, draws) for site in sites]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(each))
 
     def predict(
@@ -132,10 +134,11 @@ class Loop:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> PyTree:
         """The predictive distribution of the client at position `client` for new rows `x`."""
         sent = self.broadcast(state) if down is None else down
-        return self._settled(state, data)[client].predict(state.round, sent, x)
+        return self._settled(state, data)[client].predict(state.round, sent, x, draws)
 
     def draws(
         self,

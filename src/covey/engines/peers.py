@@ -304,6 +304,7 @@ def _mean_of(good: Bool[Array, " peers"], infos: PyTree) -> PyTree:
 def _of_peers(algorithm: Algorithm) -> Algorithm:
     """The method as peers evaluate it, each with its own state; unseen clients get the mean."""
     draws, refresh = algorithm.posterior.client, algorithm.refresh
+    averaged = algorithm.posterior.averaged_over
 
     def down(peer):
         return published(algorithm, peer.server)
@@ -320,6 +321,7 @@ def _of_peers(algorithm: Algorithm) -> Algorithm:
         posterior=algorithm.posterior._replace(
             client=None
             if draws is None
-            else lambda key, _, peer, data, count: draws(key, down(peer), peer.own, data, count)
+            else lambda key, _, peer, data, count: draws(key, down(peer), peer.own, data, count),
+            averaged_over=None if averaged is None else lambda count: _of_peers(averaged(count)),
         ),
     )

@@ -291,16 +291,19 @@ class Site:
             return None
         return memory.finished, self._unpacked(memory, memory.published)
 
-    def evaluate(self, t: int, down: Message, split: Split) -> dict[str, Metric]:
-        """Metrics on one split of the site's own rows."""
-        return self._measured(self.store.load(), t, down, split)
+    def evaluate(
+        self, t: int, down: Message, split: Split, draws: int | None = None
+    ) -> dict[str, Metric]:
+        """Metrics on one split of the site's own rows; predictions average over `draws` draws."""
+        return self._measured(self.store.load(), t, down, split, draws)
 
-    def predict(self, t: int, down: Message, x: PyTree) -> PyTree:
-        """The predictive distribution for new rows."""
+    def predict(self, t: int, down: Message, x: PyTree, draws: int | None = None) -> PyTree:
+        """The predictive distribution for new rows, averaged over `draws` draws."""
         memory = self.store.load()
-        programs = self._programs(memory)
+        programs = self._programs(memory).over(draws)
         key = key_for(programs.root, Stream.PREDICT, t, self.client_id)
-        return programs.predict(key, down, self.state(t, down), jax.tree.map(jnp.asarray, x))
+        state = self._state(memory, programs, t, down)
+        return programs.predict(key, down, state, jax.tree.map(jnp.asarray, x))
 
     def draws(self, t: int, down: Message, count: int, chain: int) -> PyTree:
         """Posterior draws, on the leading axis."""
@@ -314,15 +317,19 @@ class Site:
         """What the site predicts with: the state it kept, brought up to date by the method; or one
         adapted from the broadcast.
         """
-        return self._state(self.store.load(), t, down)
+        memory = self.store.load()
+        return self._state(memory, self._programs(memory), t, down)
 
-    def _measured(self, memory: Memory, t: int, down: Message, split: str) -> dict[str, Metric]:
-        programs = self._programs(memory)
+    def _measured(
+        self, memory: Memory, t: int, down: Message, split: str, draws: int | None = None
+    ) -> dict[str, Metric]:
+        programs = self._programs(memory).over(draws)
         key = key_for(programs.root, Stream.EVALUATE, t, self.client_id)
-        return programs.evaluate(key, down, self._state(memory, t, down), self.data[split])
+        state = self._state(memory, programs, t, down)
+        return programs.evaluate(key, down, state, self.data[split])
 
-    def _state(self, memory: Memory, t: int, down: Message) -> State:
-        programs, data, held = self._programs(memory), self.data["train"], memory.node
+    def _state(self, memory: Memory, programs: Programs, t: int, down: Message) -> State:
+        data, held = self.data["train"], memory.node
         key = key_for(programs.root, Stream.ADAPT, t, self.client_id)
         if held is None or programs.algorithm.hooks.adapt_before_evaluation:
             return programs.adapt(key, down, data)

@@ -1,6 +1,7 @@
 """What a site computes: the compiled functions of a method. Sites of one process share them."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Int, Key
 from covey.algorithms.federated_sum import sum_of_answers
 from covey.channel.identity import identity
 from covey.core import outline, tree
-from covey.core.algorithm import Algorithm, Empty, Message, Query, evaluate
+from covey.core.algorithm import Algorithm, Empty, Message, Query, averaged_over, evaluate
 from covey.core.channel import Channel
 from covey.core.keys import Integer, root_key
 from covey.core.node import Node, first_node, node_round
@@ -63,12 +64,27 @@ class Programs:
         algorithm, channel = agreed.algorithm, agreed.channel
         self.first_node = jax.jit(partial(first_node, algorithm, channel))
         self.node_round = jax.jit(partial(_answer, algorithm, channel))
+        draws = algorithm.posterior.client
+        self.draws = None if draws is None else jax.jit(draws, static_argnums=4)
+        self._predict_by(algorithm)
+
+    def _predict_by(self, algorithm: Algorithm) -> None:
         self.adapt = jax.jit(algorithm.adapt)
         self.refresh = None if algorithm.refresh is None else jax.jit(algorithm.refresh)
         self.evaluate = jax.jit(partial(evaluate, algorithm))
         self.predict = jax.jit(algorithm.predict)
-        draws = algorithm.posterior.client
-        self.draws = None if draws is None else jax.jit(draws, static_argnums=4)
+        self._over: dict[int, Programs] = {}
+
+    def over(self, draws: int | None) -> "Programs":
+        """The programs whose predictions average over `draws` draws; None: as many as usual."""
+        if draws is None:
+            return self
+        averaged = averaged_over(self.algorithm, draws)
+        if draws not in self._over:
+            other = copy(self)
+            other._predict_by(averaged)
+            self._over[draws] = other
+        return self._over[draws]
 
 
 class Queries:

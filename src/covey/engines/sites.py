@@ -155,11 +155,16 @@ class Sites:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> dict[str, Metric]:
         """Metrics of every site on one split of its rows, stacked by site. A site that does not
         answer, or keeps its metrics, counts no rows.
         """
         self.roster.replaced_by(data)
+        if draws is not None:
+            raise ValueError(
+                "sites evaluate as the study says: leave draws= out, and set it in the method"
+            )
         sent = self.broadcast(state) if down is None else down
         body = protocol.join([protocol.pack_text(split), self._described(sent)])
         found = self._ask_all(Kind.EVALUATE, state, body, quorum=0)
@@ -182,6 +187,7 @@ class Sites:
         data: FederatedData | None = None,
         *,
         down: Message | None = None,
+        draws: int | None = None,
     ) -> NoReturn:
         """An error: each site predicts for itself."""
         self._at_the_site("predictions", client)

@@ -100,13 +100,23 @@ class Run(Advancing):
             self._last = self.evaluate(split=self._options.split)
         return self._last
 
-    def evaluate(self, data: FederatedData | None = None, *, split: Split = "test") -> Evaluation:
-        """Every client on one split of its rows. Clients of other data are new: each is adapted to
-        its training rows.
+    def evaluate(
+        self,
+        data: FederatedData | None = None,
+        *,
+        split: Split = "test",
+        draws: int | None = None,
+    ) -> Evaluation:
+        """Every client on one split of its rows.
+
+        Args:
+            data: Other data, of new clients: each is adapted to its training rows.
+            split: Which rows.
+            draws: Posterior draws that a prediction averages over. Default: the method's.
         """
         of = self.data.replaced_by(data)
         need_rows(of, split)
-        found = self._engine.evaluate(self._state, split, data, down=self._down())
+        found = self._engine.evaluate(self._state, split, data, down=self._down(), draws=draws)
         return Evaluation(self.round, split, of, found)
 
     def predict(
@@ -116,6 +126,7 @@ class Run(Advancing):
         client: str | int,
         data: FederatedData | None = None,
         standardised: bool = False,
+        draws: int | None = None,
     ) -> Any:
         """The predictive distribution of a client for new rows.
 
@@ -126,6 +137,7 @@ class Run(Advancing):
             client: The client's name or id.
             data: Other data, for an unseen client: it adapts to its training rows first.
             standardised: The rows are scaled already.
+            draws: Posterior draws that the prediction averages over. Default: the method's.
 
         Returns:
             A predictive distribution: `.mean`, `.log_prob(y)`; see `covey.models`.
@@ -133,7 +145,9 @@ class Run(Advancing):
         self._warn_unless_settled(self._stuck(), stacklevel=2)
         rows = self.data.rows_from(x, standardised=standardised)
         position = self.data.replaced_by(data).position_of(client)
-        return self._engine.predict(self._state, position, rows, data, down=self._down())
+        return self._engine.predict(
+            self._state, position, rows, data, down=self._down(), draws=draws
+        )
 
     @property
     def posterior(self) -> RunPosterior:

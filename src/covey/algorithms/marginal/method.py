@@ -180,6 +180,9 @@ def _algorithm(settings: Settings, has_effects: bool) -> Algorithm:
             ),
             client=partial(_client_draws, settings) if has_effects else None,
             axes=partial(labels_of, mixed),
+            averaged_over=lambda count: _algorithm(
+                settings._replace(predictive_draws=count), has_effects
+            ),
         ),
         hooks=Hooks(
             fixed_shapes=True,
