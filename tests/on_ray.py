@@ -19,6 +19,7 @@ from methods import MADE, METHODS, cohort_for
 from problems import linear_gaussian
 
 import covey
+from called_threefry import use_called_threefry
 from command_line import call, lines, write_config
 from covey.core import cohort
 from covey.data.federated import FederatedData
@@ -30,8 +31,8 @@ EVERY = MADE | METHODS
 TIMES = ("slowest_actor", "slowest_seconds", "seconds")
 
 
-def small() -> FederatedData:
-    return linear_gaussian().data.split(validation=0.2, test=0.2, seed=3)
+def small(**options) -> FederatedData:
+    return linear_gaussian(**options).data.split(validation=0.2, test=0.2, seed=3)
 
 
 def assert_same_run(method, data, crew, rounds=5):
@@ -62,8 +63,13 @@ def actors() -> None:
 
 
 def every(*names: str) -> None:
-    """Methods on two actors."""
-    data = small()
+    """Methods on two actors. Theirs are many programs: they compile as the tests' own do."""
+    hook = "called_threefry.use_called_threefry"
+    ray.init(
+        log_to_driver=False, logging_level="error", runtime_env={"worker_process_setup_hook": hook}
+    )
+    use_called_threefry()
+    data = small(sizes=(30,) * 4)  # of one capacity, so that little is compiled
     crew, wrong = RayCrew(data, actors=2), {}
     for name in names:
         try:

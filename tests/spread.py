@@ -9,6 +9,7 @@ import numpy as np
 from methods import MADE, METHODS, cohort_for
 from problems import linear_gaussian
 
+from called_threefry import use_called_threefry
 from covey.core import cohort, wire
 from covey.engines.simulate import Simulation
 
@@ -61,5 +62,6 @@ def apart(one: np.ndarray, other: np.ndarray) -> float:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    use_called_threefry()
     storage, sizes, *names = sys.argv[1:]
     sys.stdout.write(json.dumps({name: walked(name, storage, sizes) for name in names}))

@@ -28,6 +28,7 @@ from covey.models.effects import Law, gaussian
 from covey.models.mixed import MixedModel
 
 ANY_SCALE = (1e-20, 1e20)  # of deviations, in whatever units the effects have
+_GAUSSIAN = gaussian(scale_bounds=ANY_SCALE)  # one object, so that runs share compiled programs
 
 
 class State(NamedTuple):
@@ -217,7 +218,7 @@ def fedpop(
             anneal=anneal,
         )
         wanted = Wanted(draws, burn_in, predictive_draws, adapt_burn_in)
-        joint = joint_of(model, effects or gaussian(scale_bounds=ANY_SCALE))
+        joint = joint_of(model, effects or _GAUSSIAN)
         checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
         return by_itself(joint, Priors(phi_prior, beta_prior), wanted)
     joint, draws = joint_of(model, effects), 10 if draws is None else draws

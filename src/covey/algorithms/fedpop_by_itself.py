@@ -2,7 +2,7 @@
 units of standard errors, and tells when its Monte Carlo error no longer matters.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -82,6 +82,7 @@ class State(NamedTuple):
     """The server's state.
 
     Attributes:
+        start: Where the run started, and F.
         theta: The shared parameters that clients are sent.
         average: Their average over the rounds, later ones with more weight: what is published.
         offset: theta as F^-1 (theta - start), in standard errors.
@@ -92,6 +93,7 @@ class State(NamedTuple):
         round: The number of rounds done.
     """
 
+    start: Start
     theta: Population
     average: Population
     offset: Float[Array, " directions"]
@@ -117,6 +119,7 @@ class Info(NamedTuple):
     newton_step: Float[Array, ""]
 
 
+@lru_cache(maxsize=64)  # equal methods are one object, so that runs share compiled programs
 def by_itself(joint: Joint, priors: Priors, wanted: Wanted) -> Algorithm:
     """FedPop once it knows where to start.
 
@@ -139,7 +142,7 @@ def by_itself(joint: Joint, priors: Priors, wanted: Wanted) -> Algorithm:
     def find(spec: Spec, ask: Ask) -> Found:
         start = find_start(joint, kind, priors, spec, ask)
         noise = np.max(np.asarray(ask("noise", start)), initial=0.0)
-        needed = wanted.draws or int(np.clip(np.ceil(_REPEATS * noise / NOISE**2), FEWEST, MOST))
+        needed = wanted.draws or _draws_for(float(_REPEATS * noise / NOISE**2))
         return Found(start, jnp.int32(needed))
 
     def noise(key, sent: Start, data: Shard) -> Float[Array, " parameters"]:
@@ -150,6 +153,12 @@ def by_itself(joint: Joint, priors: Priors, wanted: Wanted) -> Algorithm:
     none = Start(Population(Empty(), Empty()), jnp.zeros((0, 0)))
     unprepared = finish(Found(none, jnp.int32(1)))
     return unprepared._replace(preparation=Preparation(find, finish, queries))
+
+
+def _draws_for(needed: float) -> int:
+    """At least this many draws: one of few numbers, so that runs share compiled programs."""
+    steps = np.ceil(2 * np.log2(max(needed, FEWEST) / FEWEST))
+    return min(int(np.ceil(FEWEST * 2 ** (steps / 2))), MOST)
 
 
 def client_noise(
@@ -177,24 +186,33 @@ def _units(factor: Float[Array, "parameters directions"]) -> Float[Array, "param
 
 
 def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> Algorithm:
-    joint, (start, _) = sampler.joint, found
-    draws, factor = int(found.draws), jnp.asarray(start.factor)
+    start = jax.tree.map(jnp.asarray, found.start)
+    of_any_start = _rounds(sampler, priors, wanted, int(found.draws))
+    return of_any_start._replace(init=partial(_first_state, sampler.joint, start))
+
+
+def _first_state(joint: Joint, start: Start, key: Key[Array, ""], spec: Spec) -> State:
+    none, zeros = (jnp.zeros(count) for count in start.factor.T.shape)
+    theta = _at(joint, start, none)
+    return State(start, theta, theta, none, none, zeros, zeros, zeros, jnp.int32(0))
+
+
+def _at(joint: Joint, start: Start, offset: Float[Array, " directions"]) -> Population:
     flat, unravel = ravel_pytree(start.theta)
+    theta = unravel(flat + start.factor @ offset)
+    return theta._replace(beta=joint.law.project(theta.beta)) if joint.law.learned else theta
+
+
+@lru_cache(maxsize=64)
+def _rounds(sampler: Sampler, priors: Priors, wanted: Wanted, draws: int) -> Algorithm:
+    """The method but for its first state."""
+    joint = sampler.joint
     clients = Clients(
         sampler,
         wanted.burn_in,
         wanted.adapt_burn_in,
         wanted.predictive_draws or PREDICTIVE_DRAWS,
     )
-
-    def at(offset) -> Population:
-        theta = unravel(flat + factor @ offset)
-        return theta._replace(beta=joint.law.project(theta.beta)) if joint.law.learned else theta
-
-    def init(key, spec):
-        none, zeros = jnp.zeros(factor.shape[1]), jnp.zeros(len(flat))
-        theta = at(none)
-        return State(theta, theta, none, none, zeros, zeros, zeros, jnp.int32(0))
 
     def client(key, down, personal, data):
         personal = sampler.walk(key, down, data, personal, burn_in=wanted.burn_in, draws=draws)
@@ -206,8 +224,8 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
 
     def server(key, state: State, aggregate: Aggregate):
         gradient = _total(joint, priors, state.theta, aggregate.weighted)
-        step = factor.T @ gradient
-        newton = _units(factor) @ step
+        step = state.start.factor.T @ gradient
+        newton = _units(state.start.factor) @ step
         move = (state.round + 1.0) ** -_POWER * step
         move *= jnp.minimum(1.0, _LONGEST / jnp.maximum(jnp.linalg.norm(move), 1e-30))
         offset = state.offset + move
@@ -215,8 +233,9 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
         mean = state.mean_offset + share * (offset - state.mean_offset)
         change = jnp.where(state.round > 0, (newton - state.last) ** 2 / 2, 0.0)
         new = State(
-            at(offset),
-            at(mean),
+            state.start,
+            _at(joint, state.start, offset),
+            _at(joint, state.start, mean),
             offset,
             mean,
             state.newton + share * (newton - state.newton),
@@ -228,7 +247,7 @@ def _method(sampler: Sampler, priors: Priors, wanted: Wanted, found: Found) -> A
 
     method = Algorithm(
         name="fedpop",
-        init=init,
+        init=lambda key, spec: Empty(),
         broadcast=lambda state: Down(state.theta, jnp.ones(())),
         server=server,
         init_client=lambda key, down, data: sampler.start(down.theta, 1),
