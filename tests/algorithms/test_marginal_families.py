@@ -230,3 +230,25 @@ def test_ticks_of_broods_within_locations(data_dir):
     np.testing.assert_allclose(law.log_likelihood, here, atol=1e-3)
     assert np.abs(step[:-2]).max() < 1e-3  # standard errors
     assert np.abs(0.2 * step[-2:]).max() < 1e-3  # of the deviations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [models.mixed_poisson, models.mixed_negative_binomial])
+def test_counts_in_the_millions(family):
+    """Rows tell a client's intercept without error, so that intercepts are a sample of their law;
+    rows know them many million times better than clients know the mean.
+    """
+    random, clients, intercepts = np.random.default_rng(1), {}, []
+    for name in "abcdefgh":
+        x, own = random.normal(size=(40, 1)), random.normal(17, 0.2)
+        y = random.poisson(np.exp(own + 0.3 * x[:, 0]))
+        clients[name] = x, y
+        intercepts.append(np.log(y.sum() / np.exp(0.3 * x).sum()))
+    data = covey.FederatedData.from_clients(clients, features=["x"])
+    table = covey.run(covey.marginal(family()), data, progress=False).posterior.shared.law.table()
+    mean, spread = np.mean(intercepts), np.std(intercepts)
+    found = table["estimate"]
+    assert found["intercept"] == pytest.approx(mean, abs=1e-2 * spread)
+    assert found["sd[intercept]"] == pytest.approx(spread, rel=1e-2)
+    assert table.loc["intercept", "se"] == pytest.approx(spread / np.sqrt(8), rel=1e-2)
+    assert found["weights[x]"] == pytest.approx(0.3, abs=2e-4)

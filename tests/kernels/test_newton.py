@@ -68,6 +68,17 @@ def test_uphill_from_a_saddle():
     np.testing.assert_allclose(states[-1].point, [np.sqrt(0.5), 0], atol=1e-4)
 
 
+def test_a_direction_of_far_too_short_a_unit_is_not_flat():
+    """Its curvature is 1e-8 in the unit at the start."""
+    function = lambda at: -((at[0] - 1) ** 2) / 2 - (at[1] - 3) ** 2 / 200  # noqa: E731
+    frame = np.diag([1.0, 1e-3]).astype(np.float32)
+    states = follow(function, np.zeros(2, np.float32), frame, 6)
+    last = states[-1]
+    assert last.settled
+    np.testing.assert_allclose(last.point, [1, 3], rtol=1e-4)
+    np.testing.assert_allclose(last.frame @ last.frame.T, np.diag([1, 100]), rtol=1e-3, atol=1e-3)
+
+
 def test_a_flat_direction_is_kept_and_told():
     states = follow(lambda at: -((at[0] + at[1] - 1) ** 2), np.zeros(2, np.float32), np.eye(2), 4)
     last = states[-1]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 FLAT = 1e-6  # curvature, relative to a direction's unit, below which float32 sums see none
+_FARTHER = 1e3  # units of a direction that seems flat, along which it is looked at once more
 TOLERANCE = 1e-9  # of the Newton decrement g'H^-1 g: 3e-5 standard errors
 _NOISE = 1e-6  # log-likelihood that a step may lose to rounding
 _LONGEST = 2.0  # step of a limited parameter: logarithms, where a quadratic is no good far away
@@ -33,6 +34,9 @@ class Climb(NamedTuple):
         settled: Whether the best point is a maximum, within `TOLERANCE` or as near as its precision
             allows.
         accepted: Whether the last step was accepted.
+        looked: Whether directions that seem flat have been looked at along a longer unit. In a
+            model of counts in the millions a client's rows know its own intercept a million times
+            better than all clients know the mean of intercepts, and the unit is that of the rows.
     """
 
     point: Float[Array, " k"]
@@ -43,6 +47,7 @@ class Climb(NamedTuple):
     length: Float[Array, ""]
     settled: Bool[Array, ""]
     accepted: Bool[Array, ""]
+    looked: Bool[Array, ""]
 
 
 def begin(point: Float[Array, " k"], frame: Float[Array, "k k"]) -> Climb:
@@ -56,9 +61,8 @@ def begin(point: Float[Array, " k"], frame: Float[Array, "k k"]) -> Climb:
         The state; its `trial` is the start.
     """
     none = jnp.zeros((), bool)
-    return Climb(
-        point, point, frame, jnp.zeros_like(point), jnp.zeros_like(frame), jnp.ones(()), none, none
-    )
+    flat, nothing = jnp.zeros_like(point), jnp.zeros_like(frame)
+    return Climb(point, point, frame, flat, nothing, jnp.ones(()), none, none, none)
 
 
 def climb(
@@ -92,7 +96,9 @@ def climb(
     accepted = first | (gain > -_NOISE)
     value, axes = jnp.linalg.eigh(-(hessian + hessian.T) / 2)
     size, seen = jnp.abs(value), jnp.abs(value) > FLAT
-    scale = jnp.where(seen, 1 / jnp.sqrt(jnp.where(seen, size, 1.0)), 1.0)
+    farther = accepted & ~at.looked & ~jnp.all(seen)
+    other = jnp.where(farther, _FARTHER, 1.0)
+    scale = jnp.where(seen, 1 / jnp.sqrt(jnp.where(seen, size, 1.0)), other)
     unit = (axes * scale) @ axes.T
     curvature = (axes * jnp.where(seen, jnp.sign(value), value)) @ axes.T
     uphill = axes @ (jnp.where(seen, scale, 0.0) * (axes.T @ gradient))
@@ -108,8 +114,11 @@ def climb(
         gradient=jnp.where(accepted, uphill, at.gradient),
         curvature=jnp.where(accepted, curvature, at.curvature),
         length=jnp.where(accepted, jnp.minimum(4 * at.length, 1.0), at.length * shorter),
-        settled=jnp.where(accepted, (uphill @ uphill <= near) & (lowest > 0), at.settled),
+        settled=jnp.where(
+            accepted, (uphill @ uphill <= near) & (lowest > 0) & ~farther, at.settled
+        ),
         accepted=accepted,
+        looked=at.looked | farther,
     )
     step = new.frame @ new.gradient
     trial = new.point + new.length * _factor(step, limited) * step
