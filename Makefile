@@ -25,9 +25,9 @@ test: check
 		--ignore=tests/test_docs.py --ignore=tests/test_package.py
 
 # Several processes that wait for each other, some of them killed: a server and three sites over
-# mutual TLS, a Ray cluster, runs, devices.
+# mutual TLS, a Ray cluster, runs, devices, a browser.
 test-processes: $(READY)
-	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps tests/test_imports.py
+	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps tests/report tests/test_imports.py
 
 test-all: check
 	$(BIN)/pytest $(WORKERS)

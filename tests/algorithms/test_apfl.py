@@ -104,7 +104,10 @@ def by_hand(rounds, steps, share, share_step, weights):
     return common, own, shares
 
 
-@pytest.mark.parametrize(("weighting", "share_step"), [("rows", ALPHA_STEP), ("equal", None)])
+@pytest.mark.parametrize(
+    ("weighting", "share_step"),
+    [("rows", ALPHA_STEP), pytest.param("equal", None, marks=pytest.mark.slow)],
+)
 def test_rounds_are_those_of_the_paper(weighting, share_step):
     options = {
         "client_optimizer": optax.sgd(STEP),

@@ -121,6 +121,7 @@ def test_noise_of_few_clients_is_told():
         covey.run(method, data, rounds=1, seed=0, cohort=uniform(2))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_found():
     clients = sorted_clients(bernoulli)
     separated = {name: (x, (x[:, 0] > 0).astype(int)) for name, (x, y) in clients.items()}

@@ -69,6 +69,7 @@ def test_it_says_that_nothing_is_distilled():
         run(fedbe(models.linear(), **OPTIONS), DATA, rounds=1, progress=False)
 
 
+@pytest.mark.slow
 def test_the_student_predicts_what_the_ensemble_predicts():
     """Linear models: the mean of the ensemble's predictions is that of the mean of its members."""
     method = fedbe(

@@ -119,7 +119,7 @@ def soft_impute(data, ridge=1.0):
     return theta
 
 
-@pytest.mark.parametrize("form", ["alternating", "svd"])
+@pytest.mark.parametrize("form", ["alternating", pytest.param("svd", marks=pytest.mark.slow)])
 def test_the_fixed_point_is_that_of_dense_soft_impute(form):
     data = observations(overlap=False)
     engine = Simulation(fedmissem(model_of(), form=form, completions=1), data, seed=0)
@@ -198,6 +198,7 @@ def test_too_few_completions_are_raised_until_the_objective_falls(family):
     assert ends[1] == pytest.approx(ends[None], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_observers_who_saw_a_cell_more_than_once_count_as_often():
     """Three observers of one cell each, seen 1, 5 and 2 times: c = 8 where the count of observers
     would be 3.

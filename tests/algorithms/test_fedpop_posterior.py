@@ -72,6 +72,7 @@ def exact_means(theta, data):
     return np.array(means), np.array(deviations)
 
 
+@pytest.mark.slow
 def test_clients_predict_with_draws_under_the_newest_parameters(stale, data):
     """The mean square difference to the exact posterior mean was 0.062, and is 0.0003 now."""
     engine, state = stale

@@ -95,7 +95,7 @@ SIZES = (6, 15, 9)
     ("name", "weighting"),
     [
         ("fedrep", "rows"),
-        ("fedper", "equal"),
+        pytest.param("fedper", "equal", marks=pytest.mark.slow),
         pytest.param("fedrep", "equal", marks=pytest.mark.slow),
         pytest.param("fedper", "rows", marks=pytest.mark.slow),
     ],

@@ -378,6 +378,7 @@ def sent(table: dict, up) -> tuple:
     return channel.decode(payload), checked.tables["channel"]
 
 
+@pytest.mark.slow
 def test_a_channel_for_a_part_of_the_upload():
     up = {"phi": jnp.arange(1.0, 9.0), "beta": jnp.arange(3.0) / 3}
     got, record = sent({"name": "dithering", "levels": 7, "norm": 2, "part": "phi"}, up)

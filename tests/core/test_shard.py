@@ -109,7 +109,7 @@ def test_notes_go_with_their_rows():
     assert seen == 10 * (0 + 1 + 2 + 3 + 4)
 
 
-@pytest.mark.parametrize("batch_size", [4, 600])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(600, marks=pytest.mark.slow)])
 def test_a_minibatch_ignores_the_capacity(batch_size):
     """Drawn one by one, or many by a sort: different rows of this client's, the same for every
     capacity.

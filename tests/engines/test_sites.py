@@ -81,6 +81,7 @@ def test_every_method_on_three_engines(method, channel, data):
     assert_agree(method, data, channel=channel, cohort=cohort_for(method()))
 
 
+@pytest.mark.slow
 def test_three_engines(data):
     assert_agree(remembering, data, cohort=cohort.uniform(3), channel=QUANTISING)
 

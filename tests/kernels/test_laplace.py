@@ -116,6 +116,7 @@ def test_derivatives(log_likelihood, effects, nodes):
     np.testing.assert_allclose(found.hessian, hessian, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_with_a_linear_predictor():
     """Values and derivatives by theta are those of the same likelihood as any function; rows that
     the mask hides do not count.

@@ -61,9 +61,7 @@ def dense(name, y, w=W, z=Z, tau=TAU):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            name, marks=pytest.mark.slow if name in ("mixed_binomial", "mixed_poisson") else ()
-        )
+        pytest.param(name, marks=pytest.mark.slow if name != "mixed_logistic" else ())
         for name in LAWS
     ],
 )
@@ -127,7 +125,9 @@ def test_masked_rows_at_the_end_change_nothing(name):
     ).all()
 
 
-@pytest.mark.parametrize("name", ["mixed_linear", "mixed_poisson"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("mixed_linear", marks=pytest.mark.slow), "mixed_poisson"]
+)
 def test_blank_rows_with_weights_leave_derivatives_finite(name):
     """Also where they fall into a group with the code 0."""
     model, phi, rows, _ = built(name, weights="size")
@@ -167,6 +167,7 @@ def test_large_counts_far_from_the_start_are_integrated():
     )
 
 
+@pytest.mark.slow
 def test_rows_are_predicted_as_those_of_unseen_groups():
     model, phi, rows, spec = built("mixed_poisson")
     found = model.predictive(phi, jnp.array([Z]), rows.x)

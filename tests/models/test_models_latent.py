@@ -44,7 +44,11 @@ MODELS = {
         components=2, coefficients=[[-0.5, 0.0, 0.1], [1.0, -0.2, 0.3]], **o
     ),
 }
-every_model = pytest.mark.parametrize("name", MODELS)
+TWICE = ("known", "diagonal")  # between the tied and the full covariance
+every_model = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in TWICE else ()) for name in MODELS],
+)
 
 
 @pytest.fixture(autouse=True)

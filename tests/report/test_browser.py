@@ -13,6 +13,8 @@ from covey.report import page
 from covey.report.serving import server_of
 from run_files import hold, write
 
+pytestmark = pytest.mark.processes  # of a browser
+
 CHROMIUM = Path("/usr/bin/chromium")
 AXE = "axe-core@4.14.0"  # of Deque Systems, under the Mozilla Public License 2.0; not kept here
 FLAGS = [
