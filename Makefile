@@ -29,8 +29,12 @@ test: check
 test-processes: $(READY)
 	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps tests/report tests/test_imports.py
 
+# Tests compile for the moment. Where programs run for minutes, they are optimised as users' are.
+LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_coverage.py
+
 test-all: check
-	$(BIN)/pytest $(WORKERS)
+	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG))
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG)
 	$(BIN)/pytest $(WORKERS) --doctest-modules src/covey
 
 check: $(READY)
