@@ -78,6 +78,10 @@ def assert_agree(method, data, *, rounds=5, **options):
 @pytest.mark.parametrize("channel", [None, QUANTISING], ids=["plain", "quantised"])
 @pytest.mark.parametrize("method", EVERY.values(), ids=EVERY.keys())
 def test_every_method_on_three_engines(method, channel, data):
+    if channel is not None and method().name == "marginal":
+        with pytest.raises(ValueError, match="adds up exact terms of all clients"):
+            Simulation(method(), data, seed=11, channel=channel)
+        return
     assert_agree(method, data, channel=channel, cohort=cohort_for(method()))
 
 

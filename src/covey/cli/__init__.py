@@ -2,15 +2,14 @@
 commands. Everything heavy is imported by the command that needs it, inside the function.
 """
 
-import os
 import warnings
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from covey.cli import (
+    compiling,
     demonstrating,
     deploy_demo,
     deploying,
@@ -75,7 +74,7 @@ app.add_typer(site_app, name="site")
 def main() -> None:
     """The entry point."""
     warnings.showwarning = show_warning
-    _keep_compiled_programs()
+    compiling.keep_programs()
     app()
 
 
@@ -88,18 +87,3 @@ def _root(
     if show_version:
         console.print(f"covey {version('covey')}", highlight=False)
         raise typer.Exit
-
-
-def _keep_compiled_programs() -> None:
-    """Let JAX keep compiled programs between commands; its own variables win. Read when JAX is
-    imported.
-    """
-    given = os.environ.get("COVEY_CACHE_DIR")
-    user = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(given) if given else (Path(user) if user else Path.home() / ".cache") / "covey"
-    try:
-        (cache / "jax").mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written: programs are compiled each time
-        return
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")

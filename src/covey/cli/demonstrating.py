@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from covey.cli.compiling import compile_quickly
 from covey.cli.consoles import console, mistakes_in_one_line
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def demo_command(
     ] = Path("runs/demo"),
 ) -> None:
     """Four hospitals learn together without sharing a patient: under a minute."""
+    compile_quickly()
     with mistakes_in_one_line():
         write_tables(out)
     for story, words in zip(_STORY, commands(out), strict=True):

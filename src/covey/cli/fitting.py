@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from covey.cli.compiling import compile_quickly
 from covey.cli.consoles import console, mistakes_in_one_line
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def fit_command(
 ) -> None:
     """Fit a regression with random effects to one table per site."""
     with mistakes_in_one_line():
+        if method == "marginal":
+            compile_quickly()
         from covey.fitting.fit import fit
 
         folder = out or _unused(Path("runs") / _outcome_of(formula))
@@ -141,6 +144,7 @@ def add_client_command(
 ) -> None:
     """Add a site to a fit: its effects, without a refit or with one."""
     with mistakes_in_one_line():
+        compile_quickly()
         from covey.fitting.store import load_fit
 
         called = name or table.stem
