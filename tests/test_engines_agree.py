@@ -5,7 +5,7 @@ wrong on the way.
 import jax
 import numpy as np
 import pytest
-from methods import MADE, METHODS, VARIANTS, cohort_for, remembering
+from methods import MADE, METHODS, cohort_for, remembering
 from problems import linear_gaussian
 
 from covey.channel import bfloat16, dithering, identity, masked, partition, top_k
@@ -14,7 +14,7 @@ from covey.core.faults import Faults
 from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation
 
-EVERY = {**MADE, **METHODS, **VARIANTS}
+EVERY = MADE | METHODS
 AVAILABLE = np.random.default_rng(0).random((5, 4)) < 0.6
 COHORTS = {
     "full": cohort.full(),
@@ -47,14 +47,10 @@ def assert_agree(method, data, rounds=4, tolerance=1e-5, **options):
         np.testing.assert_allclose(other, one, rtol=10 * tolerance, atol=10 * tolerance)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, id=name, marks=() if name == "forgetting" else pytest.mark.slow)
-        for name, method in EVERY.items()
-    ],
-)
-def test_methods(method, data):
+@pytest.mark.parametrize("name", ["forgetting", pytest.param("fedpop", marks=pytest.mark.slow)])
+def test_methods(name, data):
+    """All others in `engines/test_sites.py`, beside sites."""
+    method = EVERY[name]
     assert_agree(method, data, cohort=cohort_for(method()))
 
 
