@@ -14,11 +14,9 @@ import numpy as np
 from covey.core import atomic_files, protocol
 from covey.data.roster import Roster, of_sites, spec_as_text
 from covey.deploy import status as statuses
-from covey.deploy.fit_plan import FitPlan
 from covey.deploy.greeting import Greeter, StudyRefusedError
 from covey.deploy.plain_values import checked
 from covey.deploy.plan import Plan
-from covey.deploy.run_plan import RunPlan
 from covey.deploy.status import StatusFile
 from covey.deploy.study import Study
 from covey.engines.connection import Connection, RoundReport
@@ -134,7 +132,7 @@ def conduct(
         server = secrets.token_hex(16) if known is None else known.server
         greeter = Greeter(connection, study, server, status, patience=patience)
         try:
-            plan: Plan = FitPlan(study) if study.kind == "fit" else RunPlan(study)
+            plan = _plan_of(study)
             agreed = _agree(folder, study, plan, greeter, names, known, server, least, quorum)
             status.leave_out(agreed.left_out)
             status.set("running")
@@ -221,6 +219,17 @@ def _run(
     _, silent = greeter.ask("result", heard, outcome.content, least=0) if heard else ({}, {})
     lost = dict.fromkeys(missed, "has not heard the end of the study") | silent
     return outcome.found, "; ".join(f"{name}: {why}" for name, why in lost.items())
+
+
+def _plan_of(study: Study) -> Plan:
+    """The plan of this kind of study. A job is one study: the other kind is not imported."""
+    if study.kind == "fit":
+        from covey.deploy.fit_plan import FitPlan
+
+        return FitPlan(study)
+    from covey.deploy.run_plan import RunPlan
+
+    return RunPlan(study)
 
 
 def _roster(agreed: Agreed) -> Roster:

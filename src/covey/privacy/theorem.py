@@ -29,7 +29,6 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import root_scalar
 from scipy.special import gammaln, xlog1py
 
 from covey.privacy.mechanism import LangevinMechanism
@@ -303,6 +302,8 @@ def _log_inverse_of_noise(mechanism: LangevinMechanism, part: float) -> float | 
     """The log(1 / delta_0), the smallest with which delta_0 takes no more than its part of
     delta~_K; None where there is none.
     """
+    from scipy.optimize import root_scalar  # takes half a second to import
+
     epsilon = _largest_epsilon_of_round(mechanism, math.inf)
 
     def excess(of_noise):
