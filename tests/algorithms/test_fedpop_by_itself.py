@@ -105,6 +105,13 @@ def run(data):
     return covey.run(covey.fedpop(models.mixed_linear()), data, seed=1, progress=False)
 
 
+def test_equal_settings_are_one_method():
+    model = models.mixed_linear()
+    one, other = (covey.fedpop(model, phi_prior=number) for number in (2.0, np.float64(2)))
+    assert one is other
+    assert covey.fedpop(model, phi_prior=3.0) is not one
+
+
 @pytest.mark.slow
 def test_in_any_units_the_estimate_is_the_maximum(run, data):
     """Deviations of 1,000 and weights of a million; Adam with steps of 0.01 ends near zero."""

@@ -87,11 +87,11 @@ def test_methods_whose_number_of_draws_is_not_free_say_so():
     averaging = fedavg(models.linear(), client_optimizer=optax.sgd(0.05), steps=1)
     fit = run(averaging, data(), rounds=1, seed=1)
     with pytest.raises(
-        ValueError, match="predictions of fedavg are not by draws: leave draws= out"
+        ValueError, match="predictions of fedavg do not average over draws: leave draws= out"
     ):
         fit.predict(AT_ZERO, client=data().name_of(0), draws=10)
     chains = run(fald(models.linear(), step_size=1e-3), data(), rounds=2, seed=1)
-    with pytest.raises(ValueError, match="fald average over the draws it keeps"):
+    with pytest.raises(ValueError, match="fald average over all draws that it keeps"):
         chains.evaluate(split="validation", draws=10)
 
 

@@ -220,7 +220,9 @@ def fedpop(
         wanted = Wanted(draws, burn_in, predictive_draws, adapt_burn_in)
         joint = joint_of(model, effects or _GAUSSIAN)
         checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
-        return by_itself(joint, Priors(phi_prior, beta_prior), wanted)
+        # Plain numbers, which can be compared: equal methods share programs.
+        priors = Priors(*(None if one is None else float(one) for one in (phi_prior, beta_prior)))
+        return by_itself(joint, priors, wanted)
     joint, draws = joint_of(model, effects), 10 if draws is None else draws
     checks.check_choices(scaling, average, anneal)
     checks.check_phi(phi_rate, batch_size, phi_box, phi_radius)

@@ -37,6 +37,7 @@ from covey.core.algorithm import (
     Posterior,
     Preparation,
     keep,
+    no_state,
 )
 from covey.core.labels import flat_names
 from covey.core.shard import Shard, Spec
@@ -247,7 +248,7 @@ def _rounds(sampler: Sampler, priors: Priors, wanted: Wanted, draws: int) -> Alg
 
     method = Algorithm(
         name="fedpop",
-        init=lambda key, spec: Empty(),
+        init=no_state,  # a run has that of `_method`
         broadcast=lambda state: Down(state.theta, jnp.ones(())),
         server=server,
         init_client=lambda key, down, data: sampler.start(down.theta, 1),

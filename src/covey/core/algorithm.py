@@ -296,13 +296,10 @@ def averaged_over(algorithm: Algorithm, draws: int) -> Algorithm:
         raise ValueError(f"draws={draws!r}: a positive integer is needed")
     found = algorithm.posterior.averaged_over
     if found is None:
-        has = "average over the draws it keeps" if _has_posterior(algorithm) else "are not by draws"
-        raise ValueError(f"predictions of {algorithm.name} {has}: leave draws= out")
+        chains = isinstance(algorithm.posterior.shared, Chains)
+        how = "average over all draws that it keeps" if chains else "do not average over draws"
+        raise ValueError(f"predictions of {algorithm.name} {how}: leave draws= out")
     return found(int(draws))
-
-
-def _has_posterior(algorithm: Algorithm) -> bool:
-    return algorithm.posterior.shared is not None or algorithm.posterior.client is not None
 
 
 def no_client_posterior(algorithm: Algorithm) -> str:

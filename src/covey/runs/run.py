@@ -113,6 +113,9 @@ class Run(Advancing):
             data: Other data, of new clients: each is adapted to its training rows.
             split: Which rows.
             draws: Posterior draws that a prediction averages over. Default: the method's.
+
+        Returns:
+            Metrics per client (`.clients`) and over all rows (`.pooled`).
         """
         of = self.data.replaced_by(data)
         need_rows(of, split)
