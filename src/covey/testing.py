@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from covey.channel import bfloat16
 from covey.channel.exact import keep_exact
+from covey.core import tree
 from covey.core.algorithm import (
     Aggregate,
     Algorithm,
@@ -22,6 +23,7 @@ from covey.core.algorithm import (
 from covey.core.keys import Stream, key_for, root_key
 from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Rows, Shard
+from covey.core.trimming import Used, filled, trimmed
 from covey.data.federated import FederatedData
 from covey.engines.round import received
 from covey.engines.setup import shapes_of
@@ -53,6 +55,7 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
       on where they lie in the storage,
     * a client asked again gives the same answer, and nothing is carried outside of its state,
     * a client without rows has finite uploads and predictions,
+    * entries of an upload that its round does not use are zero,
     * the posteriors have as many draws as were asked for, all finite.
 
     Args:
@@ -122,6 +125,8 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
     empty = walk(rows, start, 0, 32)
     _need_finite("of a client without rows", empty._replace(draws=(), server=()))
     _need_no_nan("after a round of a client without rows", empty.server)
+    if method.used is not None:
+        _check_used(found.up, method.used(before()[1]))
     _need_shapes("the server's state after a step", shapes.server, found.server)
     _need_shapes("the client's state after a round", shapes.node.state, found.node.state)
     for leaf in jax.tree.leaves(found.draws):
@@ -129,6 +134,16 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
     with warnings.catch_warnings():  # after one round a posterior is rough
         warnings.simplefilter("ignore")
         _check_shared(method, data, found.server)
+
+
+def _check_used(up: PyTree, used: Used) -> None:
+    """Entries of the upload that its round does not use are zero."""
+    paths = tree.paths(up)
+    for part in used:
+        assert any(tree.is_below(path, part) for path in paths), (
+            f"the round uses some of {part!r}, and the upload has only {', '.join(paths)}"
+        )
+    _need_same("past what the round uses", up, filled(trimmed(up, used), up))
 
 
 def _check_shared(method: Algorithm, data: FederatedData, server: PyTree) -> None:

@@ -16,6 +16,7 @@ from covey.channel import dithering
 from covey.core import cohort, tree
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
+from covey.engines.loop import Loop
 from covey.engines.simulate import Simulation
 from covey.models import matrix_completion
 from covey.models.cell_families import family_of
@@ -221,7 +222,7 @@ def test_observers_who_saw_a_cell_more_than_once_count_as_often():
 @pytest.mark.parametrize("lines", [9, 5])
 def test_an_upload_may_be_about_some_lines(lines):
     """Lines of one side do not depend on each other: a pass over all of them is the same, in more
-    rounds and with fewer values sent.
+    rounds and with the same values sent.
     """
     blocks = -(-J // lines) + -(-L // lines)
     method = fedmissem(model_of(), lines_per_upload=lines, memory_rate=0.5)
@@ -232,8 +233,28 @@ def test_an_upload_may_be_about_some_lines(lines):
         ends.append(state.server.factors)
         bits.append(sum(record["bits_up"] for record in records))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), *ends)
-    assert bits[0] == OBSERVERS * 64 * 8 * (5 * J + 2)
-    assert bits[1] == OBSERVERS * 64 * 4 * blocks * (5 * lines + 2)
+    assert bits[0] == OBSERVERS * 64 * 4 * (5 * (J + L) + 2 * 2)
+    assert bits[1] == OBSERVERS * 64 * 4 * (5 * (J + L) + 2 * blocks)
+
+
+def test_an_upload_has_the_lines_of_its_round_and_no_others():
+    """The columns of a tall matrix are few: neither engine sends them padded to the rows."""
+    engines = [engine_of(0.5), Loop(fedmissem(model_of(), memory_rate=0.5), observations(), seed=0)]
+    (first, counted), (second, sent) = (engine.advance(engine.start(), 3) for engine in engines)
+    assert [line["bits_up"] for line in counted] == [
+        OBSERVERS * 64 * (5 * side + 2) for side in (J, L, J)
+    ]
+    assert [line["bytes_up"] for line in counted] == [line["bytes_up"] for line in sent]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), first.server, second.server
+    )
+
+
+def test_a_lossy_channel_does_not_touch_how_often_cells_were_seen():
+    """Completions are the sum of the observers' multiplicities, here one each."""
+    engine = Simulation(fedmissem(model_of()), observations(), seed=0, channel=dithering(levels=3))
+    _, lines = engine.advance(engine.start(), 4)
+    assert [line["completions"] for line in lines] == [OBSERVERS] * 4
 
 
 @pytest.mark.parametrize("dispersion", [0.5, 1e6])

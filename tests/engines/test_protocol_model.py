@@ -31,6 +31,7 @@ from covey.core.keys import root_key
 from covey.core.node import Node, Sent
 from covey.core.protocol import Kind
 from covey.core.shard import Rows, Spec, whole
+from covey.core.trimming import WHOLE
 from covey.data.roster import Roster
 from covey.engines.connection import Connection
 from covey.engines.gathering import Gathering
@@ -68,6 +69,9 @@ class Memory(Programs):
     def first_node(self, root, client_id, down, data):
         return Node(ZERO, Empty())
 
+    def used(self, down):
+        return WHOLE
+
     def node_round(self, root, t, client_id, down, node, data):
         value = np.float32(next(self.values))
         return Answer(Sent(value, None), Empty()), Node(node.state + value, Empty()), np.bool_(True)
@@ -82,6 +86,7 @@ class Sum(Gathering):
         rest = [None] * 6
         self.setup = Setup(*rest, shapes=shapes, sizes=Sizes(64, 64, 64, 64))
         self._decodes = lambda sent: True
+        self._used = lambda down: WHOLE
 
     def start(self):
         return ZERO

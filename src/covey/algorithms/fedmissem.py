@@ -131,10 +131,10 @@ def fedmissem(
             observations of one cell. Default: the sum over observers of their own largest count
             of one cell, which is always enough. A smaller value converges faster; it is doubled,
             up to that sum, whenever the objective rises.
-        lines_per_upload: Rows or columns of the matrix that one upload is about, in the form
+        lines_per_upload: Most rows or columns of the matrix that one upload is about, in the form
             "alternating". Default: all of the longer side, so that two rounds are one pass over
-            both. With fewer, each round is about the next lines: a pass takes more rounds, and
-            the shorter side wastes less of its uploads.
+            both. With fewer, each round is about the next lines: uploads are smaller and a pass
+            takes more rounds. Only a lossy channel sends more than a round's own lines.
         step_size: Share of each step that is made (gamma); "svd" averages S by it. Default 1; use
             less with minibatches, partial participation or a lossy channel.
         decay: Steps fall like step_size / (k + 1)^decay. Default 0, constant steps.
@@ -169,7 +169,7 @@ def fedmissem(
         raise ValueError(f"fedmissem: completions must be at least 1, got {completions}")
     way = matrix_form(model, form, lines_per_upload)
     counted = model.curvature == "completed"
-    keeps = memory_rate != 0
+    keeps, used = memory_rate != 0, way.used
 
     def init(key, spec):
         factors = model.init(key, spec)
@@ -237,6 +237,8 @@ def fedmissem(
         server=server,
         predict=lambda key, down, observer, x: model.predictive(down.factors, x),
         adapt=no_state,
+        exact=("tally",) if counted else (),
+        used=None if used is None else lambda down: {"sums": used(down.part)},
         hooks=Hooks(
             validate=lambda plan: need_memory_rate("fedmissem", memory_rate, plan.omega),
             diagnose=lambda down, data: _why_diverged(model, down, data),

@@ -42,6 +42,8 @@ class MatrixForm(NamedTuple):
         no_memory: () -> the memory of nothing.
         recalled: (memory, part) -> what the memory has of these sums.
         remembered: (memory, part, sent, rate) -> the memory moved towards what was sent.
+        used: (part) -> how many of the lines that an upload has room for this part has; None where
+            all uploads are full.
         moved: (factors and S, part, sums over all observations, c, ridge, gamma) -> the same after
             a step.
     """
@@ -52,6 +54,7 @@ class MatrixForm(NamedTuple):
     no_memory: Callable[[], PyTree]
     recalled: Callable[[Any, Part], PyTree]
     remembered: Callable[[Any, Part, PyTree, Float[Array, ""]], PyTree]
+    used: Callable[[Part], Int[Array, ""]] | None
     moved: Callable[[Moved, Part, Any, Float[Array, ""], Float[Array, ""], Float[Array, ""]], Moved]
 
 
@@ -91,6 +94,10 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
             lines * jnp.where(on_rows, index, index - blocks[0]),
         )
 
+    def used(part: Part) -> Int[Array, ""]:
+        whole = jnp.where(jnp.asarray(part.side) == ROWS, *model.shape)
+        return jnp.minimum(whole - part.first, lines)
+
     def recalled(memory: Sides, part: Part) -> Sums:
         def of(leaf: Array) -> Array:
             return lines_of(part, lines, leaf)[1] if leaf.shape[0] else leaf
@@ -129,6 +136,7 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
         no_memory=lambda: Sides(*(model.no_sums(side) for side in model.shape)),
         recalled=recalled,
         remembered=moved_memory,
+        used=used,
         moved=moved,
     )
 
@@ -148,5 +156,6 @@ def _svd(model: MatrixModel) -> MatrixForm:
         no_memory=lambda: jnp.zeros(model.shape),
         recalled=lambda memory, part: memory,
         remembered=lambda memory, part, sent, rate: remembered(memory, sent, rate),
+        used=None,
         moved=moved,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from covey.channel.identity import identity
 from covey.core import tree
 from covey.core.algorithm import Message
 from covey.core.channel import Channel
@@ -39,9 +40,9 @@ def keep_exact(names: Sequence[str], channel: Channel) -> Channel:
         channel: A channel for the rest.
 
     Returns:
-        The channel itself where nothing is named.
+        The channel itself where nothing is named, or where it changes nothing.
     """
-    if not names:
+    if not names or channel is identity():
         return channel
 
     def encode(key, state, up):
@@ -66,20 +67,13 @@ def keep_exact(names: Sequence[str], channel: Channel) -> Channel:
 
 def _divided(names: Sequence[str], up: Message) -> tuple[PyTree, list[Any], tuple[bool, ...]]:
     """The upload without its exact parts, these parts, and which arrays they are."""
-    found = [
-        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
-        for path, leaf in jax.tree.leaves_with_path(up)
-    ]
+    paths, leaves = tree.paths(up), jax.tree.leaves(up)
     for name in names:
-        if not any(_is_below(path, name) for path, _ in found):
-            known = ", ".join(path for path, _ in found)
+        if not any(tree.is_below(path, name) for path in paths):
+            known = ", ".join(paths)
             raise ValueError(f"the upload has no part {name!r} to keep exact; it has {known}")
-    flags = tuple(any(_is_below(path, name) for name in names) for path, _ in found)
-    kept = [None if flag else leaf for (_, leaf), flag in zip(found, flags, strict=True)]
+    flags = tuple(any(tree.is_below(path, name) for name in names) for path in paths)
+    kept = [None if flag else leaf for leaf, flag in zip(leaves, flags, strict=True)]
     rest = jax.tree.unflatten(jax.tree.structure(up), kept)
-    exact = [leaf for (_, leaf), flag in zip(found, flags, strict=True) if flag]
+    exact = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag]
     return rest, exact, flags
-
-
-def _is_below(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}.")

@@ -91,19 +91,12 @@ def check_parts(part: object, channel: object) -> None:
 
 def _divided(names: Sequence[str], up: Message) -> tuple[list[Any], list[Any], tuple[bool, ...]]:
     """The leaves below the names, the other leaves, and which are which."""
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
-        for path, leaf in jax.tree.leaves_with_path(up)
-    ]
+    paths, leaves = tree.paths(up), jax.tree.leaves(up)
     for name in names:
-        if not any(_is_below(path, name) for path, _ in leaves):
-            known = ", ".join(path for path, _ in leaves if path) or "none: it is a single array"
+        if not any(tree.is_below(path, name) for path in paths):
+            known = ", ".join(filter(None, paths)) or "none: it is a single array"
             raise ValueError(f"masked: the upload has no part {name!r}; its parts are {known}")
-    chosen = tuple(any(_is_below(path, name) for name in names) for path, _ in leaves)
-    inside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if here]
-    outside = [leaf for (_, leaf), here in zip(leaves, chosen, strict=True) if not here]
+    chosen = tuple(any(tree.is_below(path, name) for name in names) for path in paths)
+    inside = [leaf for leaf, here in zip(leaves, chosen, strict=True) if here]
+    outside = [leaf for leaf, here in zip(leaves, chosen, strict=True) if not here]
     return inside, outside, chosen
-
-
-def _is_below(path: str, name: str) -> bool:
-    return path == name or path.startswith(f"{name}.")

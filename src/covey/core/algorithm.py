@@ -16,6 +16,7 @@ from covey.core.cohort import Sampler
 from covey.core.measure import measure
 from covey.core.metrics import Metric
 from covey.core.shard import Axis, Shard, Spec
+from covey.core.trimming import Used
 
 State: TypeAlias = PyTree  # of a server or of a client; carried from round to round
 Message: TypeAlias = PyTree  # broadcast or upload; arrays only
@@ -240,6 +241,9 @@ class Algorithm(NamedTuple):
         privacy: (plan) -> what a round reveals of one row, for a privacy ledger; None for a method
             that protects no row.
         exact: Names of the parts of an upload that no lossy channel may touch, e.g. counts.
+        used: (down) -> {part of the upload: leading entries of its arrays that this round uses}.
+            The others are zero, and travel only where a channel compresses the upload. Default:
+            all entries of all parts.
         hooks: Checks and explanations.
         preparation: What the method finds out about the data before it can start; None for one
             that is ready.
@@ -260,6 +264,7 @@ class Algorithm(NamedTuple):
     posterior: Posterior = Posterior()
     privacy: Callable[[Plan], Any] | None = None
     exact: tuple[str, ...] = ()
+    used: Callable[[Message], Used] | None = None
     hooks: Hooks = Hooks()
     preparation: Preparation | None = None
 

@@ -110,6 +110,27 @@ def size(tree: PyTree) -> int:
     return sum(int(np.prod(leaf.shape, dtype=np.int64)) for leaf in jax.tree.leaves(specs(tree)))
 
 
+def paths(tree: PyTree) -> list[str]:
+    """The path of each leaf: names of fields and keys, with dots between them.
+
+    Example:
+        >>> paths({"delta": {"weights": 0.0, "bias": 0.0}, "scale": 1.0})
+        ['delta.bias', 'delta.weights', 'scale']
+    """
+    found = jax.tree.leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in found]
+
+
+def is_below(path: str, name: str) -> bool:
+    """Whether the path of a leaf is that of a part of this name, or within it.
+
+    Example:
+        >>> is_below("delta.bias", "delta"), is_below("delta.bias", "del")
+        (True, False)
+    """
+    return path == name or path.startswith(f"{name}.")
+
+
 def _spec(leaf):
     if hasattr(leaf, "dtype"):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

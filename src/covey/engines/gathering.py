@@ -14,7 +14,7 @@ from covey.core.keys import Stream, key_for
 from covey.core.protocol import Reason, Refusal
 from covey.core.wire import WireError
 from covey.engines import round as round_of
-from covey.engines.messages import Answer, unpack_answer
+from covey.engines.messages import Answer, unpack_answer, used_by
 from covey.engines.reception import Reception
 from covey.engines.record import Counts, Record
 from covey.engines.round import Tally
@@ -32,6 +32,7 @@ class Gathering:
     def __init__(self, setup: Setup):
         self.setup = setup
         self.like = Answer(setup.shapes.sent, setup.shapes.client_info)
+        self._used = partial(used_by, setup.algorithm, setup.channel)
         self._cohort = jax.jit(setup.sampler.sample)
         self._add = jax.jit(self._added)
         self._decodes = jax.jit(lambda sent: tree.is_finite(round_of.received(setup.channel, sent)))
@@ -51,16 +52,18 @@ class Gathering:
         index, weight, mask = map(np.asarray, (found.index, found.weight, found.mask))
         return [(int(at), float(w)) for at, w in zip(index[mask], weight[mask], strict=True)]
 
-    def usable(self, found: Reception, weights: Mapping[str, float]) -> dict[str, Answer]:
-        """The answers of a round that count, in the order of `weights`.
+    def usable(
+        self, found: Reception, weights: Mapping[str, float], down: Message
+    ) -> dict[str, Answer]:
+        """The answers to a broadcast that count, in the order of `weights`.
 
         What is not of the right shapes is damaged, and what does not decode to finite values has
         diverged, whatever the site says of it; the reception is told.
         """
-        good = {}
+        good, used = {}, self._used(down)
         for name in [name for name in weights if name in found.answers]:
             try:
-                answer = unpack_answer(found.answers[name], self.like)
+                answer = unpack_answer(found.answers[name], self.like, used)
             except WireError as error:
                 found.spoil(name, str(error))
                 continue

@@ -208,7 +208,8 @@ class Loop:
 
     def _round(self, state: LoopState) -> tuple[LoopState, Record]:
         t, cohort = state.round, self.gathering.cohort(state.round)
-        body = pack_down(self.gathering.broadcast(state.server))
+        down = self.gathering.broadcast(state.server)
+        body = pack_down(down)
         weights = {self.sites[at].name: weight for at, weight in cohort}
         messages = {
             self.sites[at].name: protocol.seal(self._envelope(Kind.ROUND, t, at), body)
@@ -232,7 +233,7 @@ class Loop:
                 for answer in answers:
                     found.receive(site.name, answer)
 
-        usable = self.gathering.usable(found, weights)
+        usable = self.gathering.usable(found, weights, down)
         position = {self.sites[at].name: at for at, _ in cohort}
         diverged = [self.sites[position[name]].client_id for name in found.diverged]
 

@@ -4,9 +4,12 @@ from typing import NamedTuple
 
 from jaxtyping import PyTree
 
-from covey.core import protocol, wire
-from covey.core.algorithm import Info, Message
+from covey.channel.identity import identity
+from covey.core import protocol, trimming, wire
+from covey.core.algorithm import Algorithm, Info, Message
+from covey.core.channel import Channel
 from covey.core.node import Sent
+from covey.core.trimming import WHOLE, Used
 
 
 class Answer(NamedTuple):
@@ -21,21 +24,33 @@ class Answer(NamedTuple):
     info: Info | None
 
 
-def pack_answer(answer: Answer) -> bytes:
-    """The body of an answer: the upload, and what is reported."""
-    return wire.pack(answer, checksum=False)
+def used_by(algorithm: Algorithm, channel: Channel, down: Message) -> Used:
+    """What a round uses of an upload, by the names of its parts; parts that are not named are used
+    whole. A channel that changes an upload sends all of it.
+    """
+    if algorithm.used is None or channel is not identity():
+        return WHOLE
+    return algorithm.used(down)
 
 
-def unpack_answer(body: bytes, like: Answer) -> Answer:
+def pack_answer(answer: Answer, used: Used = WHOLE) -> bytes:
+    """The body of an answer: what the round uses of the upload, and what is reported."""
+    return wire.pack(_trimmed(answer, used), checksum=False)
+
+
+def unpack_answer(body: bytes, like: Answer, used: Used = WHOLE) -> Answer:
     """The answer in a body, with or without a report.
 
     Raises:
         WireError: The body is not of these shapes.
     """
-    silent = like._replace(info=None)
-    if len(body) == _size(silent) != _size(like):
-        return wire.unpack(body, silent, checksum=False)
-    return wire.unpack(body, like, checksum=False)
+    sent = _trimmed(like, used)
+    silent = sent._replace(info=None)
+    if len(body) == _size(silent) != _size(sent):
+        sent = silent
+    answer = wire.unpack(body, sent, checksum=False)
+    payload = trimming.filled(answer.sent.payload, like.sent.payload)
+    return answer._replace(sent=answer.sent._replace(payload=payload))
 
 
 def pack_down(down: Message) -> bytes:
@@ -58,8 +73,13 @@ def down_size(like: Message) -> int:
 
 
 def up_size(like: Answer) -> int:
-    """Bytes of a message with an answer of these shapes."""
+    """Bytes of a message with an answer of these shapes, all of it in use."""
     return protocol.answer_size(_size(like))
+
+
+def _trimmed(answer: Answer, used: Used) -> Answer:
+    payload = trimming.trimmed(answer.sent.payload, used)
+    return answer._replace(sent=answer.sent._replace(payload=payload))
 
 
 def _size(like: PyTree) -> int:

@@ -50,6 +50,7 @@ def _rounds_of(method: Algorithm) -> Algorithm:
         init_client=method.init_client,
         client=method.client,
         commit=method.commit,
+        used=method.used,
     )
 
 

@@ -48,18 +48,22 @@ class Counts(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Counts, the mean of the clients' info, and the server's info."""
+    """Counts, the mean of the clients' info, the server's info, and the bytes of an upload that
+    this round did not use and nobody sent.
+    """
 
     counts: Counts
     client: Info
     server: Info
+    unsent: Whole = 0
 
 
 class Sizes(NamedTuple):
     """Sizes of one broadcast and of one upload.
 
     Attributes:
-        down, up: Bits of the values: the broadcast's arrays, the upload as the channel encodes it.
+        down, up: Bits of the values: the broadcast's arrays, the upload as the channel encodes it,
+            with all entries that a round may use.
         down_message, up_message: Bytes of whole messages, with headers, infos and checksums.
     """
 
@@ -88,9 +92,9 @@ def as_line(round_: int, record: Record, sizes: Sizes) -> Line:
         "late": count["late"],
         "diverged": count["diverged"],
         "bits_down": sizes.down * sent_down,
-        "bits_up": sizes.up * sent_up,
+        "bits_up": (sizes.up - 8 * int(record.unsent)) * sent_up,
         "bytes_down": sizes.down_message * sent_down,
-        "bytes_up": sizes.up_message * sent_up,
+        "bytes_up": (sizes.up_message - int(record.unsent)) * sent_up,
     }
     if count["diverged"]:
         line["diverged_id"] = count["diverged_id"]

@@ -22,6 +22,8 @@ from covey.core.faults import fate
 from covey.core.keys import Integer, Stream, key_for
 from covey.core.node import Node, Sent, first_node, node_round
 from covey.core.shard import Shard, bucket_size
+from covey.core.trimming import unsent_bytes
+from covey.engines.messages import used_by
 from covey.engines.programs import RoundParts
 from covey.engines.record import Counts, Record, mean_or_nan
 from covey.engines.setup import Setup, Shapes
@@ -202,7 +204,9 @@ def close_round(
     )
     client_info = jax.tree.map(lambda total: mean_or_nan(total, counts.clients), tally.info)
     server_info = jax.tree.map(lambda value: jnp.where(heard, value, jnp.nan), info)
-    return tree.where(heard, new, server), Record(counts, client_info, server_info)
+    used = used_by(algorithm, setup.channel, algorithm.broadcast(server))
+    unsent = unsent_bytes(setup.shapes.up, used)
+    return tree.where(heard, new, server), Record(counts, client_info, server_info, unsent)
 
 
 def repeated(

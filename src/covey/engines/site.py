@@ -20,6 +20,7 @@ from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.core.protocol import SERVER, Envelope, Kind, Reason, Refusal
 from covey.core.shard import Shard
+from covey.core.trimming import WHOLE, Used
 from covey.core.wire import WireError
 from covey.data.division import Split
 from covey.engines.messages import Answer, pack_answer, unpack_down
@@ -186,7 +187,7 @@ class Site:
             text = f"site {self.name!r} has values that are not finite in {stamp}"
             reply = refused(message, envelope, Refusal(Reason.DIVERGED, text))
             return memory._replace(answered=Answered(stamp, seen, reply, None)), reply
-        reply = self._reply(message, envelope, answer)
+        reply = self._reply(message, envelope, answer, programs.used(down))
         last = Answered(stamp, seen, reply, wire.pack(jax.device_get(new)))
         return memory._replace(answered=last, pending=True), reply
 
@@ -240,11 +241,13 @@ class Site:
         fresh = memory._replace(prepared=body, prepared_in=envelope.epoch)
         return fresh, protocol.seal(envelope.answer(message))
 
-    def _reply(self, message: bytes, envelope: Envelope, answer: Answer) -> bytes:
+    def _reply(
+        self, message: bytes, envelope: Envelope, answer: Answer, used: Used = WHOLE
+    ) -> bytes:
         answer = jax.device_get(answer)
         if self._report is not None and jax.tree.leaves(answer.info):
             answer = answer._replace(info=self._report("info", answer.info))
-        return protocol.seal(envelope.answer(message), pack_answer(answer))
+        return protocol.seal(envelope.answer(message), pack_answer(answer, used))
 
     def _root(self, programs: Programs | Queries, message: bytes, node: bytes) -> Key[Array, ""]:
         """Where the random values of an answer come from."""

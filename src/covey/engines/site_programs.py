@@ -18,7 +18,7 @@ from covey.core.channel import Channel
 from covey.core.keys import Integer, root_key
 from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Shard, Spec
-from covey.engines.messages import Answer
+from covey.engines.messages import Answer, used_by
 from covey.engines.round import received
 from covey.engines.setup import Agreement, Setup, Shapes, agreement_of
 
@@ -62,6 +62,7 @@ class Programs:
         self.known = known_nodes(agreed.shapes)
         self.queries = Queries(queries_of(agreed.algorithm), self.root)
         algorithm, channel = agreed.algorithm, agreed.channel
+        self.used = partial(used_by, algorithm, channel)
         self.first_node = jax.jit(partial(first_node, algorithm, channel))
         self.node_round = jax.jit(partial(_answer, algorithm, channel))
         draws = algorithm.posterior.client

@@ -265,12 +265,12 @@ class Sites:
             self._begin_epoch()
         self._sent = t
         weights = {self.names[at]: weight for at, weight in self.gathering.cohort(t)}
-        down = pack_down(self.gathering.broadcast(state.server))
+        down = self.gathering.broadcast(state.server)
         needed = len(weights) if self.quorum is None else min(self.quorum, len(weights))
         found = self.connection.exchange(
-            Kind.ROUND, t, dict.fromkeys(weights, down), self._stamps(state), needed
+            Kind.ROUND, t, dict.fromkeys(weights, pack_down(down)), self._stamps(state), needed
         )
-        usable = self.gathering.usable(found, weights)
+        usable = self.gathering.usable(found, weights, down)
         self._tell(found, quiet=(Reason.DIVERGED,))
         if found.heard < needed:
             raise NoQuorumError(
