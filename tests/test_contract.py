@@ -1,5 +1,7 @@
 """Every method of the package keeps the contract that engines rely on."""
 
+from contextlib import nullcontext
+
 import jax.numpy as jnp
 import pytest
 from methods import METHODS, VARIANTS, remembering
@@ -23,10 +25,16 @@ def test_every_method_keeps_the_contract(name):
     check_method(METHODS[name]())
 
 
+# The law of the shared parameters, the last step of the walk, is refused in a sentence.
+REFUSED = {"fedpop-energy": "known up to a constant only"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_keeps_the_contract(name):
-    check_method(VARIANTS[name]())
+    refused = name in REFUSED
+    with pytest.raises(ValueError, match=REFUSED[name]) if refused else nullcontext():
+        check_method(VARIANTS[name]())
 
 
 def broken(**changes):

@@ -77,7 +77,7 @@ def test_clients_are_alike_or_not():
 
 @pytest.mark.slow
 def test_digits_are_principal_components(data_dir):
-    data = mixtures.components_of_digits(30)
+    data = mixtures.components_of_digits(30, "alike")
     assert data.clients == 30
     assert set(data.counts("train")) == {700}
     x = np.asarray(data.rows.x, float)
