@@ -485,7 +485,7 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
             name=name.removesuffix(", clients unlike"),
             line={"color": COLOURS[index // 2], "dash": ("solid", "dot")[index % 2]},
         )
-        chart.add_trace(line, row=1, col=2 * len(plain) + 1)
+        chart.add_trace(line, row=1, col=len(titles))
     chart.update_xaxes(title="epochs")
     chart.update_layout(title="Mixture of ten Gaussians, MNIST", template="plotly_white")
     return chart

@@ -8,7 +8,6 @@ from covey.algorithms.apfl import apfl
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.fedpop import fedpop
 from covey.algorithms.fedrep import fedrep
-from covey.algorithms.local import local
 from covey.core.algorithm import Algorithm
 from covey.models import cifar_cnn, gaussian, mixed_cifar_cnn
 
@@ -21,7 +20,6 @@ COLOURS = {
     "FedRep": "#d1733b",
     "APFL": "#4f9d69",
     "FedAvg": "#b9b9b9",
-    "Local": "#7f7f7f",
 }
 # Learning rates that a method may choose from: of the law of the effects for FedSOUL, of the body
 # for FedRep.
@@ -30,11 +28,6 @@ SETTINGS: dict[str, tuple[float, ...]] = {
     "FedRep": (0.1, 0.2),
     "APFL": (0.1, 0.03),
     "FedAvg": (0.1, 0.03),
-    "Local": (0.1, 0.03),
-}
-TABLE = {  # the paper's table 2, CIFAR-10 and 100 clients, by the number of classes
-    2: {"FedSOUL": 91.12, "FedRep": 87.70, "APFL": 83.77, "FedAvg": 42.65, "Local": 89.79},
-    5: {"FedSOUL": 79.48, "FedRep": 75.68, "APFL": 72.29, "FedAvg": 51.78, "Local": 70.68},
 }
 
 
@@ -148,5 +141,4 @@ def method_of(name: str, setting: float, size: Size, rows: int) -> Algorithm:
             alpha=0.5,
             alpha_step=setting,
         )
-    make = {"FedAvg": fedavg, "Local": local}[name]
-    return make(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES)
+    return fedavg(whole, client_optimizer=sgd(setting), batch_size=BATCH, epochs=PASSES)

@@ -1,5 +1,4 @@
-"""FedPop on images: clients with few and with all of their images, calibration, and images of
-another kind.
+"""FedPop on images: clients with few of their images, calibration, and images of another kind.
 
 Kotelevskii et al. (2022), section 5 and S3. Clients have images of S of the ten classes. A network
 of two convolutions and dense layers is shared up to its last layer, which is each client's own: the
@@ -10,7 +9,7 @@ test accuracy.
 
 All methods get the same rounds, cohorts and work: a client in a round takes the gradient of each of
 its rows `PASSES` times. FedRep's are ten for the head and one for the body, FedSOUL's ten
-transitions and one for phi, FedAvg's and local training's eleven epochs; APFL, with two gradients a
+transitions and one for phi, FedAvg's eleven epochs; APFL, with two gradients a
 step, has five epochs and a minibatch for alpha. Every method may choose from the same number of
 settings, on the validation rows of the first seed of the first cell with as many classes, and every
 run is scored where its validation accuracy was best of those looked at. Test rows choose nothing.
@@ -27,7 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -45,19 +44,17 @@ from covey.runs.launch import run as run_method
 from covey.runs.run import Run
 from reproductions.fedpop_image_figures import bars, histograms, reliability
 from reproductions.fedpop_image_settings import (
-    COLOURS,
     FIRST_SEED,
     FULL,
     QUICK,
     SETTINGS,
-    TABLE,
     Problem,
     Size,
     method_of,
 )
 from reproductions.result import Claim, Report, Row, Scale, row, with_changes
+from reproductions.search import Looked, best_of
 
-Looked = TypeVar("Looked")
 Reproduced: TypeAlias = tuple[list[Row], list[Claim], go.Figure]
 
 
@@ -72,18 +69,6 @@ def run_small(scale: Scale, report: Report) -> Reproduced:
         with_changes(FULL),
         report,
     )
-
-
-def run_table(scale: Scale, report: Report) -> Reproduced:
-    """Table 2, CIFAR-10: all images, ten times as many as there are few, and so a network of half
-    the width.
-    """
-    if scale == "quick":
-        return table(
-            [Problem(2, most=60)], with_changes(QUICK._replace(rounds=30, every=15)), report
-        )
-    size = FULL._replace(seeds=1, channels=QUICK.channels, hidden=QUICK.hidden)
-    return table([Problem(2, most=None), Problem(5, most=None)], with_changes(size), report)
 
 
 def run_calibration(scale: Scale, report: Report) -> Reproduced:
@@ -117,19 +102,6 @@ def small(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     return rows, claims, bars(scores)
 
 
-def table(cells: list[Problem], size: Size, report: Report) -> Reproduced:
-    """Mean test accuracy beside the paper's; there FedSOUL is above all others."""
-    scores = _accuracies(_grid(cells, tuple(COLOURS), size, report, _on_test))
-    rows, claims = [], []
-    for cell, of in scores.items():
-        rows += [
-            row(f"accuracy, {name}, {cell.label}", of[name], TABLE[cell.classes][name] / 100)
-            for name in of
-        ]
-        claims += [_beats(cell, of, name) for name in of if name != "FedSOUL"]
-    return rows, claims, bars(scores)
-
-
 def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
     """The expected calibration error of all test rows together; FedSOUL's should be below
     FedRep's.
@@ -142,7 +114,7 @@ def calibration(cells: list[Problem], size: Size, report: Report) -> Reproduced:
         }
         rows += [row(f"calibration error, {name}, {cell.label}", errors[name]) for name in of]
         rows += [
-            row(f"accuracy, {name}, {cell.label}", np.array([_accuracy(one) for one in seeds]))
+            row(f"accuracy, {name}, {cell.label}", np.array([accuracy_of(one) for one in seeds]))
             for name, seeds in of.items()
         ]
         ratio = float(errors["FedSOUL"].mean() / errors["FedRep"].mean())
@@ -227,23 +199,7 @@ def best(
     done = run_method(
         method, data, rounds=size.every, seed=seed, cohort=uniform(size.cohort), progress=False
     )
-    return best_of(done, size.rounds, size.every, _accuracy, look)
-
-
-def best_of(
-    done: Run,
-    rounds: int,
-    every: int,
-    accuracy: Callable[[Evaluation], float],
-    look: Callable[[Run], Looked],
-) -> tuple[float, Looked]:
-    """The same of a run that has begun, looked at now and each `every` rounds up to `rounds`."""
-    highest = (accuracy(done.evaluate(split="validation")), look(done))
-    while done.round < rounds:
-        found = accuracy(done.advance(every).evaluate(split="validation"))
-        if found > highest[0]:
-            highest = (found, look(done))
-    return highest
+    return best_of(done, size.rounds, size.every, accuracy_of, look)
 
 
 def entropies(done: Run, pictures: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -305,7 +261,7 @@ def _on_test(done: Run) -> Evaluation:
     return done.evaluate(split="test")
 
 
-def _accuracy(evaluation: Evaluation) -> float:
+def accuracy_of(evaluation: Evaluation) -> float:
     """The mean over clients, however many rows each has."""
     return float(np.mean(evaluation.metrics["accuracy"].value()))
 
@@ -314,7 +270,7 @@ def _accuracies(
     found: dict[Problem, dict[str, list[Evaluation]]],
 ) -> dict[Problem, dict[str, np.ndarray]]:
     return {
-        cell: {name: np.array([_accuracy(one) for one in seeds]) for name, seeds in of.items()}
+        cell: {name: np.array([accuracy_of(one) for one in seeds]) for name, seeds in of.items()}
         for cell, of in found.items()
     }
 

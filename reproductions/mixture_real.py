@@ -1,4 +1,4 @@
-"""FedEM for mixtures of distributions on digits, clothes, photographs and plays: table 2, reduced.
+"""FedEM for mixtures of distributions on digits, clothes and plays: table 2, reduced.
 
 Marfoq et al. (2021), table 2. Two cores allow no MobileNet, no 4 million characters and no 200
 rounds of all clients, so that accuracies are below the paper's and only the order of the methods
@@ -6,20 +6,12 @@ can be compared:
 
     digits       MNIST with its writers as clients, in index of FEMNIST; one hidden layer
     clothes      Fashion-MNIST, labels divided by a Dirichlet law with 0.4; the same network
-    photographs  CIFAR-10 at half its height and width, 80 clients, labels divided in the same way;
-                 a small CNN and small batches
     plays        Shakespeare's longest roles, windows of 20 characters that do not overlap; a
                  character LSTM of one layer
 
 All clients take part in every round and make one pass over their rows; the five steps per minibatch
 of pFedMe are five times the work. At the quick scale there are four methods and too few rounds for
-their order to mean much. Photographs have few rounds at the full scale too, and FedEM with three
-times the parameters learns more slowly: after 50 rounds it has 36.5 % and a bottom decile of 20.7
-%, FedAvg 35.2 and 23.1; after 150, on the same data, 46.6 and 36.1 beside 42.0 and 31.1 of FedAvg.
-Half of the clients have fewer than 65 test rows there, on which an accuracy of 20 % has a standard
-error of 5 points. Their batch size was reduced, by validation rows of other data, after a first run
-on the data scored here, 60 rounds with batches of 32, had hardly learned (FedEM 34.0 and 15.2,
-FedAvg 28.7 and 16.3).
+their order to mean much.
 
 Every method chooses from the same number of step sizes, by the validation accuracy of the first
 seed, and every run is scored after the round with the best validation accuracy. Test rows choose
@@ -48,13 +40,13 @@ from covey.core.algorithm import Algorithm
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
 from covey.engines.record import Diverged
-from covey.models import character_lstm, cifar_cnn, mlp
+from covey.models import character_lstm, mlp
 from covey.models.model import Model
 from covey.runs.evaluation import Evaluation
 from covey.runs.launch import run as run_method
-from reproductions.fedpop_images import best_of, halved
 from reproductions.mixture_synthetic import COLOURS, Reproduced, Score, score
 from reproductions.result import Claim, Report, Row, Scale, row, with_changes
+from reproductions.search import best_of
 
 METHODS = ("FedEM", "Local", "FedAvg", "FedAvg+", "FedProx", "Clustered FL", "pFedMe", "APFL")
 FEW = METHODS[:4]  # at the quick scale, where compilation takes most of the time
@@ -79,15 +71,6 @@ TABLE: dict[str, dict[str, tuple[float, float]]] = {
         "FedAvg+": (83.1, 75.8),
         "Clustered FL": (82.7, 75.0),
         "pFedMe": (83.3, 76.4),
-    },
-    "photographs": {
-        "FedEM": (84.3, 78.1),
-        "Local": (70.2, 48.7),
-        "FedAvg": (78.2, 72.4),
-        "FedProx": (78.0, 70.8),
-        "FedAvg+": (82.3, 70.6),
-        "Clustered FL": (78.6, 71.2),
-        "pFedMe": (81.7, 73.6),
     },
     "plays": {
         "FedEM": (46.7, 43.0),
@@ -154,12 +137,6 @@ def clothes(clients: int, seed: int) -> FederatedData:
     return data.subset(np.arange(clients)).split(0.2, 0.2, seed=seed)
 
 
-def photographs(clients: int, seed: int) -> FederatedData:
-    """Some of 80 clients of CIFAR-10."""
-    data = load("cifar10", split="train", partition="dirichlet", clients=80, alpha=0.4, seed=seed)
-    return halved(data.subset(np.arange(clients)).split(0.2, 0.2, seed=seed))
-
-
 def roles(clients: int, seed: int) -> FederatedData:
     """The longest roles, with at most 400 training windows each."""
     data = load("shakespeare", min_characters=20_000, window=20)
@@ -171,9 +148,6 @@ def roles(clients: int, seed: int) -> FederatedData:
 
 DIGITS = Problem("digits", writers, mlp(hidden=(32,)), (0.3, 0.1, 1.0))
 CLOTHES = Problem("clothes", clothes, mlp(hidden=(32,)), (0.3, 0.1, 1.0))
-PHOTOGRAPHS = Problem(
-    "photographs", photographs, cifar_cnn(channels=(8, 16), hidden=(32,)), (0.1, 0.2), batch=8
-)
 PLAYS = Problem("plays", roles, character_lstm(hidden=32, layers=1), (3.0, 1.0))
 
 
@@ -182,18 +156,6 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
     quick = scale == "quick"
     size = with_changes(Size(1, 30, 20, 10, 1, FEW) if quick else Size(1, 100, 150, 25, 2))
     return table({DIGITS: size, CLOTHES: size}, report)
-
-
-def run_cifar10(scale: Scale, report: Report) -> Reproduced:
-    """CIFAR-10 by a Dirichlet law, small CNN."""
-    return table(
-        {
-            PHOTOGRAPHS: with_changes(
-                Size(1, 15, 10, 5, 1, FEW) if scale == "quick" else Size(1, 80, 50, 25, 1)
-            )
-        },
-        report,
-    )
 
 
 def run_shakespeare(scale: Scale, report: Report) -> Reproduced:

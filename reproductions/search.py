@@ -9,17 +9,24 @@ of at least three other seeds.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
+from covey.engines.record import Diverged
 from covey.report.tables import number
+from covey.runs.evaluation import Evaluation
+from covey.runs.run import Run
 from reproductions.result import Report, Row, row, spread
 
 LEAST_RATES = 4
 LEAST_SEEDS = 3
 OWN_VALUES = 2
 MOST_EXTENSIONS = 4  # rates that a grid may grow by
+Looked = TypeVar("Looked")
+Split: TypeAlias = Literal["validation", "test"]
 
 
 class Setting(NamedTuple):
@@ -61,7 +68,7 @@ class Found(NamedTuple):
 
 
 # (method, setting, seed, split) -> score, larger is better; NaN where the run has diverged
-Score: TypeAlias = Callable[[str, Setting, int, Literal["validation", "test"]], float]
+Score: TypeAlias = Callable[[str, Setting, int, Split], float]
 
 
 class Plan(NamedTuple):
@@ -144,6 +151,74 @@ def searched(
         rates = [new, *rates] if side < 0 else [*rates, new]
         trials += tried(new)
     return trials, _edge(trials, rates) != 0
+
+
+def best_of(
+    done: Run,
+    rounds: int,
+    every: int,
+    accuracy: Callable[[Evaluation], float],
+    look: Callable[[Run], Looked],
+) -> tuple[float, Looked]:
+    """The best validation accuracy of a run that has begun, looked at now and each `every` rounds
+    up to `rounds`, and what `look` saw of the run there.
+    """
+    highest = (accuracy(done.evaluate(split="validation")), look(done))
+    while done.round < rounds:
+        found = accuracy(done.advance(every).evaluate(split="validation"))
+        if found > highest[0]:
+            highest = (found, look(done))
+    return highest
+
+
+def score_at_best(
+    begin: Callable[[], Run],
+    rounds: int,
+    every: int,
+    accuracy: Callable[[Evaluation], float],
+    split: Split,
+) -> float:
+    """Accuracy of a run where it is best by validation rows; NaN where it diverges."""
+    try:
+        validation, test = best_of(
+            begin(),
+            rounds,
+            every,
+            accuracy,
+            lambda done: accuracy(done.evaluate(split="test")) if split == "test" else None,
+        )
+    except Diverged:
+        return math.nan
+    return validation if test is None else test
+
+
+def ranking(
+    panels: Mapping[str, Mapping[str, Sequence[float]]], ours: str, title: str
+) -> go.Figure:
+    """Test accuracy by method, from the best to the worst, with the deviation over seeds.
+
+    Args:
+        panels: Title -> method -> accuracies in percent, one per seed.
+        ours: The method to point out.
+        title: Title of the figure.
+    """
+    chart = make_subplots(cols=len(panels), subplot_titles=list(panels))
+    for column, of in enumerate(panels.values(), start=1):
+        scores = {
+            name: np.array(of[name]) for name in sorted(of, key=lambda name: np.mean(of[name]))
+        }
+        bars = go.Bar(
+            x=[float(one.mean()) for one in scores.values()],
+            y=list(scores),
+            error_x={"type": "data", "array": [spread(one) or 0.0 for one in scores.values()]},
+            orientation="h",
+            marker_color=["#1f6fb2" if name == ours else "#b9b9b9" for name in scores],
+            showlegend=False,
+        )
+        chart.add_trace(bars, row=1, col=column)
+    chart.update_layout(title=title, template="plotly_white")
+    chart.update_xaxes(title="mean test accuracy over clients, percent")
+    return chart
 
 
 def search_rows(found: Mapping[str, Found]) -> list[Row]:

@@ -9,6 +9,7 @@ from problems import linear_gaussian
 
 import covey
 from covey import models
+from covey.core import cohort
 from covey.engines import sharing
 from covey.engines.sharing import shared
 from covey.engines.simulate import Simulation
@@ -60,6 +61,17 @@ def test_a_second_run_with_the_same_method_compiles_nothing():
     weights = [np.asarray(jax.tree.leaves(state.server)[0]) for state in states]
     assert not np.allclose(weights[0], weights[1])
     np.testing.assert_array_equal(weights[0], weights[2])
+
+
+def test_equal_cohorts_are_one_program():
+    """`uniform(2)` is made anew for each seed of a comparison."""
+    method, data = covey.fedavg(models.linear(), batch_size=None), linear_gaussian().data
+    one, equal, other = (
+        Simulation(method, data, seed=seed, cohort=cohort.uniform(size))
+        for seed, size in enumerate((2, 2, 3))
+    )
+    assert program(one) is program(equal)
+    assert program(one) is not program(other)
 
 
 def test_another_method_is_another_program():

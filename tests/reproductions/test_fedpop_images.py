@@ -26,7 +26,7 @@ from reproductions.fedpop_image_settings import (
     Size,
     method_of,
 )
-from reproductions.fedpop_images import best, calibration, images_of, small, strange, table
+from reproductions.fedpop_images import best, calibration, images_of, small, strange
 
 TINY = Size(
     seeds=1,
@@ -172,13 +172,6 @@ def test_settings_are_chosen_at_the_first_seed_and_kept(scripted):
     ]
     assert [(claim.value, claim.holds) for claim in claims] == [(pytest.approx(-0.1), False)]
     assert (len(said), len(figure.data)) == (12, 4)
-
-
-@pytest.mark.usefixtures("scripted")
-def test_the_table_stands_beside_the_papers():
-    rows, claims, _ = table([Problem(2, most=None), Problem(5, most=None)], TINY, print)
-    assert [row.paper for row in rows[5:7]] == [pytest.approx(0.7948), pytest.approx(0.7568)]
-    assert [claim.holds for claim in claims] == [False, True, True, True] * 2
 
 
 @pytest.mark.usefixtures("scripted")

@@ -138,22 +138,24 @@ def uniform(size: int) -> Scheme:
     _check_size("uniform", size)
 
     def scheme(counts: np.ndarray) -> Sampler:
-        population = len(counts)
-        _check_population("uniform", size, population)
-        # Floyd's algorithm draws `size` integers, a permutation sorts all clients: too slow for a
-        # million of them in every round.
-        draw = without_replacement if size * size < 32 * population else _draw_by_permutation
-
-        def sample(key, t):
-            return Cohort(
-                draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size)
-            )
-
-        return Sampler(
-            size, sample, alike=size < population, drawn=size if size < population else None
-        )
+        _check_population("uniform", size, len(counts))
+        return _some(len(counts), size)
 
     return scheme
+
+
+@lru_cache(maxsize=64)  # as for everyone: one function for equal numbers
+def _some(population: int, size: int) -> Sampler:
+    # Floyd's algorithm draws `size` integers, a permutation sorts all clients: too slow for a
+    # million of them in every round.
+    draw = without_replacement if size * size < 32 * population else _draw_by_permutation
+
+    def sample(key, t):
+        return Cohort(
+            draw(key, population, size), jnp.ones(size, bool), jnp.full(size, population / size)
+        )
+
+    return Sampler(size, sample, alike=size < population, drawn=size if size < population else None)
 
 
 def weighted(size: int) -> Scheme:
