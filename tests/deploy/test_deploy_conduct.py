@@ -96,12 +96,19 @@ class Study:
         return status.read(self.folder / folder)
 
 
+def _pages(folder):
+    return len(list(folder.glob("*/covey-site/results/*/report.html")))
+
+
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     """A fit by maximum likelihood between three sites, and in one process."""
     folder = tmp_path_factory.mktemp("fit")
     between = Study(folder, of_formula("gains", FORMULA, estimate="ml"))
-    found = between.conduct()
+    early = []  # what is told before the sites write their own results
+    found = between.conduct(found=lambda one: early.append((one, _pages(folder))))
+    assert [(one is found, pages) for one, pages in early] == [(True, 0)]
+    assert _pages(folder) == len(NAMES)
     tables = {name: folder / name / "table.csv" for name in NAMES}
     together = covey.fit(FORMULA, tables, estimate="ml", progress=False)
     return between, found, together

@@ -307,12 +307,12 @@ class Watching:
 
 
 def tell(name: str, outcome: "Outcome") -> None:
-    """Print how a study ended; a failed one ends the command with code 1."""
+    """Print how a study ended; a failed one ends the command with code 1. What it has found was
+    printed when it was found.
+    """
     from covey.deploy.nvflare.tasks import DONE, STOPPED, WAITING
     from covey.report.units import in_bytes
 
-    for line in outcome.status.get("note", {}).get("lines", []):
-        _say(line)
     totals = outcome.status.get("totals")
     if totals:
         _say(

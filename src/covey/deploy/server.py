@@ -16,7 +16,7 @@ from covey.data.roster import Roster, of_sites, spec_as_text
 from covey.deploy import status as statuses
 from covey.deploy.greeting import Greeter, StudyRefusedError
 from covey.deploy.plain_values import checked
-from covey.deploy.plan import Plan
+from covey.deploy.plan import Outcome, Plan
 from covey.deploy.status import StatusFile
 from covey.deploy.study import Study
 from covey.engines.connection import Connection, RoundReport
@@ -67,6 +67,7 @@ def conduct(
     patience: float = 0.0,
     most_bytes: int = protocol.MOST_BYTES,
     watch: Callable[[RoundReport], None] | None = None,
+    found: "Callable[[Fit | Run], None] | None" = None,
     progress: bool = True,
 ) -> "Fit | Run":
     """Conduct a study between sites, from the first greeting to the last result.
@@ -92,6 +93,7 @@ def conduct(
             approved the study yet.
         most_bytes: Bytes that an answer may have.
         watch: Called with a report of every exchange, for progress.
+        found: Called with the result as soon as it is written, before the sites write theirs.
         progress: Show progress once rounds take more than two seconds.
 
     Returns:
@@ -136,12 +138,16 @@ def conduct(
             agreed = _agree(folder, study, plan, greeter, names, known, server, least, quorum)
             status.leave_out(agreed.left_out)
             status.set("running")
-            found = _run(folder, study, plan, greeter, connection, agreed, quorum, resume, progress)
+            run = _run(folder, study, plan, connection, agreed, quorum, resume, progress)
+            outcome = plan.outcome(run, folder)
+            if found is not None:
+                found(outcome.found)
+            lost = _publish(run, outcome, greeter, agreed)
         except BaseException as error:
             status.set("failed", str(error) or type(error).__name__)
             raise
-        status.set("finished", found[1])
-        return found[0]
+        status.set("finished", lost)
+        return outcome.found
 
 
 def _agree(
@@ -184,17 +190,16 @@ def _run(
     folder: Path,
     study: Study,
     plan: Plan,
-    greeter: Greeter,
     connection: Connection,
     agreed: Agreed,
     quorum: int | None,
     resume: bool,
     progress: bool,
-) -> "tuple[Fit | Run, str]":
-    """Run the rounds and publish what all share; the result, and who has not heard of it."""
+) -> "Run":
+    """Run the rounds."""
     program = plan.program(progress=progress)
     options = program.options
-    run = run_between_sites(
+    return run_between_sites(
         program.method,
         _roster(agreed),
         connection,
@@ -213,12 +218,15 @@ def _run(
         name=study.name,
         settings=program.settings,
     )
-    outcome = plan.outcome(run, folder)
+
+
+def _publish(run: "Run", outcome: Outcome, greeter: Greeter, agreed: Agreed) -> str:
+    """Tell the sites what all share, by which each writes its own results; who has not heard it."""
     missed = conclude(run, outcome.down)
     heard = [name for name in agreed.said if name not in missed]
     _, silent = greeter.ask("result", heard, outcome.content, least=0) if heard else ({}, {})
     lost = dict.fromkeys(missed, "has not heard the end of the study") | silent
-    return outcome.found, "; ".join(f"{name}: {why}" for name, why in lost.items())
+    return "; ".join(f"{name}: {why}" for name, why in lost.items())
 
 
 def _plan_of(study: Study) -> Plan:

@@ -1,4 +1,6 @@
 from covey.deploy.nvflare import progress
+from covey.deploy.nvflare.controller import purpose
+from covey.engines.connection import Connection, greet
 
 
 def status(**now):
@@ -39,3 +41,30 @@ def test_events_are_who_leaves_who_returns_and_what_is_refused():
     assert list(progress.events(before, refused)) == ["a: no"]
     assert list(progress.events(refused, refused)) == []
     assert list(progress.events(before, None)) == []
+
+
+def test_what_a_study_has_found_is_said_once_and_before_it_ends():
+    before, found = status(), status() | {"note": {"lines": ["a table", "written to runs/heart"]}}
+    assert list(progress.events(before, found)) == ["a table", "written to runs/heart"]
+    assert list(progress.events(None, found)) == ["a table", "written to runs/heart"]
+    assert list(progress.events(found, found)) == []
+
+
+class Silent:
+    """A transport that keeps what it is given."""
+
+    def exchange(self, messages, **_):
+        self.messages = list(messages.values())
+        return {}
+
+
+def test_a_message_says_what_it_is_for():
+    silent = Silent()
+    connection = Connection(silent, study="heart", digest="0" * 64, attempts=1)
+    for question, said in (
+        ({"step": "result", "content": 1}, "the sites write their own results"),
+        ({"step": "another"}, "greeting the sites"),
+        (None, "greeting the sites"),
+    ):
+        greet(connection, ["a"], question)
+        assert purpose(silent.messages[0]) == said

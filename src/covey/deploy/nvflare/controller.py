@@ -22,6 +22,14 @@ _DOING = {
 }
 
 
+_STEPS = {
+    "describe": "asking the sites about their tables",
+    "agree": "agreeing on the design",
+    "start": "starting the rounds",
+    "result": "the sites write their own results",
+}
+
+
 class StudyController(TaskController):
     """Conducts a study. NVFlare makes it of a job's configuration.
 
@@ -63,15 +71,24 @@ class StudyController(TaskController):
 
         study = studies.from_json(self._study)
         folder = Path(os.environ[RUNS]) / study.name
+
+        def tell(found: object) -> None:
+            self.note = {"lines": [*repr(found).splitlines(), f"written to {folder}"]}
+
         try:
-            found = server.conduct(
-                study, transport, folder, sites=self._sites, progress=False, **self._options
+            server.conduct(
+                study,
+                transport,
+                folder,
+                sites=self._sites,
+                found=tell,
+                progress=False,
+                **self._options,
             )
         except NoQuorumError as error:
             if transport.silent():
                 raise Waiting(str(error)) from error
             raise  # sites that refuse would refuse again
-        self.note = {"lines": [*repr(found).splitlines(), f"written to {folder}"]}
 
 
 def purpose(message: bytes) -> str:
@@ -80,7 +97,10 @@ def purpose(message: bytes) -> str:
     Args:
         message: A message of the server to a site.
     """
-    from covey.core.protocol import open_envelope
+    from covey.core.protocol import Kind, open_envelope, unpack_text
 
-    envelope, _ = open_envelope(message)
+    envelope, body = open_envelope(message)
+    match unpack_text(body) if envelope.kind == Kind.HELLO else None:
+        case {"step": str(step)} if step in _STEPS:
+            return _STEPS[step]
     return _DOING[envelope.kind.name].format(round=envelope.round + 1)

@@ -31,6 +31,8 @@ def events(before: dict[str, Any] | None, after: dict[str, Any] | None) -> Itera
     """What happened between two looks and should stay on the console."""
     if after is None:
         return
+    if not (before or {}).get("note"):
+        yield from after.get("note", {}).get("lines", [])
     were = set(before["now"]["away"]) if before else set()
     are = set(after["now"]["away"])
     for site in sorted(are - were):
