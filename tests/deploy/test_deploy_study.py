@@ -75,7 +75,7 @@ def test_columns_of_a_formula_are_all_that_it_reads():
         (changed("method", epochs=float("nan")), "finite"),
         (changed("run", seed=-1), "seed"),
         ({"fit": {"formula": FORMULA, "estimate": "mcmc"}}, "fit.estimate: one of posterior"),
-        ({"fit": {"formula": "ill ~ __import__('os').getcwd()"}}, "fit.formula"),
+        ({"fit": {"formula": "ill ~ __import__('os').getcwd()"}}, "not well formed"),
         ({"fit": {"formula": "ill ~ I(open('/etc/passwd'))"}}, "open"),
         ({"fit": {"formula": "ill"}}, "~"),
         ({"fit": {"formula": FORMULA, "priors": {"b": "normal"}}}, "prior"),

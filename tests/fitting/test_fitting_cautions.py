@@ -10,9 +10,12 @@ import pandas as pd
 import pytest
 
 import covey
+from covey.fitting.cautions import warn_of
 from covey.fitting.comparison import compare
+from covey.fitting.description import describe
 from covey.fitting.design import Rows
 from covey.fitting.formula import parse
+from covey.fitting.tables import Table
 from covey.runs import launch
 
 FORMULA = "bp ~ age + sex + (1 | site)"
@@ -112,6 +115,29 @@ REFUSED = {
         {},
         "the outcome 'sex' is 'FEMALE', 'MALE', 'female', 'male': write it in the same way",
     ),
+    "a region of several sites": (
+        "bp ~ age + (1 | region)",
+        {
+            site: one.assign(region="north" if site in ("bern", "chur") else site)
+            for site, one in tables().items()
+        },
+        {},
+        "sites 'bern' and 'chur' belong to the same region",
+    ),
+    "a column with the name of a parameter": (
+        "bp ~ sigma + (1 | site)",
+        everywhere(sigma=1.0),
+        {},
+        "'sigma' has the name of a parameter",
+    ),
+    "a power of R": ("bp ~ I(age^2) + (1 | site)", tables(), {}, r"a power is written \*\*"),
+    "a factor of R": (
+        "bp ~ as.factor(cp) + (1 | site)",
+        tables(),
+        {},
+        r"'as.factor\(cp\)' is not well formed.*a factor is C\(x\)",
+    ),
+    "a word of Python": ("bp ~ scale(class) + (1 | site)", tables(), {}, "stands in backticks"),
     "the outcome as its predictor": (
         "bp ~ bp + age + (1 | site)",
         tables(),
@@ -149,6 +175,16 @@ WARNED = {
         "bp ~ C(cp) + (1 | site)",
         tables(cp=lambda zug: zug.cp - 1),
         re.escape("only site 'zug' has the level 0 of 'C(cp)'"),
+    ),
+    "words that differ between sites": (
+        FORMULA,
+        tables(sex=lambda zug: zug.sex.map({"female": "f", "male": "m"})),
+        "'sex' has the levels 'female', 'male' at site 'bern' and 'f', 'm' at site 'zug'",
+    ),
+    "codes that differ between sites": (
+        "bp ~ y + (1 | site)",
+        tables(y=lambda zug: zug.y + 1),
+        "'y' is 0 or 1 at site 'bern' and 1 or 2 at site 'zug'",
     ),
     "the same rows twice": (
         FORMULA,
@@ -214,3 +250,19 @@ def test_digests_tell_rows_apart():
     one, other = Rows(x, y, kept), Rows(2 * x, y, kept)
     assert one.digest == Rows(x.copy(), y.copy(), kept).digest != other.digest
     assert one.outcome_digest == other.outcome_digest != Rows(x, 1 - y, kept).outcome_digest
+
+
+def test_groups_inside_of_sites_are_said_to_be_nested():
+    table = Table("bern", pd.DataFrame({"bp": [1.0, 2.0], "age": [3.0, 4.0], "ward": ["a", "b"]}))
+    alone, inside = (parse(f"bp ~ age + (1 | {group})") for group in ("ward", "site:ward"))
+    assert warn_of([describe(table, alone)], alone) == [
+        "(1 | ward) is read as groups inside of sites: the same ward at two sites are two groups."
+    ]
+    assert warn_of([describe(table, inside)], inside) == []
+
+
+def test_two_files_of_one_site_are_refused(tmp_path):
+    for ending in ("csv", "parquet"):
+        (tmp_path / f"bern.{ending}").write_text("")
+    with pytest.raises(ValueError, match=r"two tables of the site 'bern', bern.csv and bern.parq"):
+        covey.fit(FORMULA, tmp_path)

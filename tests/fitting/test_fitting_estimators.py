@@ -1,8 +1,11 @@
 """Estimators in the manner of scikit-learn."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.utils.validation import check_is_fitted
 
 import covey
 
@@ -28,6 +31,21 @@ def test_a_regressor_is_cloned_fitted_and_predicts(data):
     slope = np.diff(model.predict(x, client="b"))[0]
     assert abs(slope - model.fit_.summary()["mean"]["dose"]) < 0.02
     assert model.set_params(seed=5).seed == 5
+    rows = data.rows_of(1, "train")
+    assert 0.8 < model.score(rows.x, rows.y, client="b") < 1
+    named = replace(data, features=("outcome", "age in years"))
+    assert "outcome" in clone(made).fit(named).fit_.summary().index
+
+
+def test_scikit_learn_knows_what_they_are():
+    classifier, regressor = covey.FederatedClassifier(), covey.FederatedRegressor()
+    assert is_classifier(classifier)
+    assert is_regressor(regressor)
+    with pytest.raises(ValueError, match="not fitted"):
+        check_is_fitted(classifier)
+    classifier.fit_ = True
+    check_is_fitted(classifier)
+    assert classifier.classes_.tolist() == [0, 1]
 
 
 def test_mistakes(data):

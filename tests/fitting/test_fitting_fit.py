@@ -122,8 +122,10 @@ def test_intervals_cover_the_training_rows(fit):
 
 def test_a_new_site_with_many_five_and_no_rows(fit):
     table = TABLES["clinic0"]
-    many = fit.add_client("many", table)
+    with pytest.warns(UserWarning, match="'clinic0' and 'many' have exactly the same rows"):
+        many = fit.add_client("many", table)
     few, none = many.add_client("few", table.head(5)), many.add_client("none")
+    assert "8 clinics, 160 rows" in repr(none.summary())  # of whom the shared terms know
     assert "many" not in fit.clients
     assert none.clients == [*TABLES, "many", "none"]
     sd = {
@@ -180,6 +182,60 @@ def test_draws_by_the_names_of_terms(fit, tmp_path):
     with xarray.open_dataset(fit.posterior.to_netcdf(tmp_path / "p.nc")) as data:
         assert data["coefficients"].sel(term="dose").shape == (4, 250)
         assert data["effects"].sel(client="clinic1", effect="dose").shape == (4, 250)
+        assert data.attrs["paired"] == 1
+        slopes = data["coefficients"].sel(term="dose") + data["effects"].sel(effect="dose")
+        deviations = data["effects"].sel(effect="dose").values.reshape(-1, 8)
+    # A draw's values belong together: sums and differences have the posterior's deviations.
+    own = fit.coefficients().set_index(["client", "term"])["sd"].xs("dose", level="term")
+    np.testing.assert_allclose(
+        slopes.std(("chain", "draw")).sel(client=list(own.index)), own, rtol=1e-4
+    )
+    # All sites deviate from the same shared slope, which is not known, so that they move together;
+    # given it they are independent.
+    one, other = deviations[:, 0], deviations[:, 1]
+    assert np.corrcoef(one, other)[0, 1] > 4 / np.sqrt(len(one))
+    given = slopes.values.reshape(-1, 8)
+    assert abs(np.corrcoef(given[:, 0], given[:, 1])[0, 1]) < 0.3
+
+
+def test_rows_may_name_their_sites(smaller):
+    rows = pd.concat(
+        [TABLES["clinic3"].head(2).assign(clinic="clinic3"), TABLES["clinic0"].head(1)]
+    )
+    rows["clinic"] = rows["clinic"].fillna("clinic0")
+    found = smaller.predict(rows.iloc[[0, 2, 1]])
+    own = [smaller.predict(TABLES["clinic3"].head(2), client="clinic3")]
+    own.append(smaller.predict(TABLES["clinic0"].head(1), client="clinic0"))
+    np.testing.assert_allclose(found["mean"], pd.concat(own)["mean"].iloc[[0, 2, 1]])
+    with pytest.warns(UserWarning, match="clinic is elsewhere in 1 of the rows"):
+        new = smaller.predict(rows.iloc[[0]].assign(clinic="elsewhere"))
+    plain = smaller.predict(rows.iloc[[0]].drop(columns="clinic"))
+    np.testing.assert_allclose(new, plain)
+    assert smaller.predict(rows.head(1), client="clinic0")["mean"].item() != found["mean"].iloc[0]
+
+
+def test_a_new_site_in_other_units_is_warned_of(smaller):
+    table = TABLES["clinic0"].assign(dose=lambda one: 1000 * (one.dose + 10))
+    with pytest.warns(UserWarning, match="'dose' is about .* times as large at site 'new'"):
+        found = smaller.add_client("new", table)
+    assert "are its units the same" in found.notes[-1]
+
+
+def test_what_a_method_warns_of_is_in_the_summary():
+    random, tables = np.random.default_rng(0), {}
+    for site in "abcd":
+        x = random.normal(size=30)
+        tables[site] = pd.DataFrame({"x": x, "ill": np.where(x > 0, "yes", "no")})
+    with (
+        pytest.warns(UserWarning, match="x run away"),
+        pytest.warns(UserWarning, match=r"sd\(Intercept\) is estimated as 0"),
+    ):
+        found = covey.fit("ill ~ x + (1 | site)", tables, estimate="ml", progress=False)
+    said = repr(found.summary())
+    assert "the data are separated" in said
+    assert "estimate='posterior'" in said
+    assert "weights[" not in said
+    assert "prior=" not in said
 
 
 def test_nested_fits_are_compared_by_a_likelihood_ratio(smaller):

@@ -223,7 +223,7 @@ def test_units_are_standard_deviations_and_levels(hospitals):
         "C(stage)[T.3]": "3 against 1",
     }
     assert [shared.label(term) for term in shared.coefficients["term"]] == [
-        "age",
+        f"age, per {sd:.3g}",
         "sex: m",
         "stage: 2",
         "stage: 3",

@@ -149,9 +149,8 @@ class FitPart:
             tables={name: rows.table},
             stored={"published": lambda: sent, "traffic": shared.traffic},
         )
-        # the seed that this site's effects have where all tables are fitted in one process
-        seeded = replace(result, seed=self._study.seed + self._position)
-        result.site_draws_ = personal_draws(seeded, {name: rows.rows})
+        # as where all tables are fitted in one process
+        result.site_draws_ = personal_draws(result, {name: rows.rows}, first=self._position)
         result.save(folder)
         fitted = result.fitted().to_csv(index=False)
         atomic_files.write(folder / "predictions.csv", fitted.encode())

@@ -12,7 +12,7 @@ from covey.deploy.fit_part import SharedPrior, SharedResult
 from covey.deploy.fit_rows import description_of, statistics_of
 from covey.deploy.plan import Outcome, Program
 from covey.deploy.study import Study
-from covey.fitting.cautions import warn_of
+from covey.fitting.cautions import collected, warn_of
 from covey.fitting.combination import combine
 from covey.fitting.design import Design
 from covey.fitting.methods import check_method, found_by, method_of
@@ -86,7 +86,8 @@ class FitPlan:
         """The fit without any site's effects, which the sites find themselves."""
         assert self._design is not None
         assert self._prior is not None
-        found = found_by(run, self._design, self._fit["method"])
+        with collected(self._notes):
+            found = found_by(run, self._design, self._fit["method"])
         result = Fit(
             design=self._design,
             estimate=self._fit["estimate"],

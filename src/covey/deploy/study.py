@@ -265,8 +265,6 @@ def of_tables(name: object, tables: object) -> Study:
         return Study(name, "run", _run(plain))
     except StudyError:
         raise
-    except SyntaxError as error:  # of an expression in a formula
-        raise StudyError(f"fit.formula: {error.text} is no expression of a formula") from None
     except ValueError as error:
         raise StudyError(str(error)) from None
 

@@ -3,8 +3,10 @@
 They are found from what sites say about their tables, and from sums that priors need anyway.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 
 from covey.fitting.description import Description, Moments
@@ -14,6 +16,68 @@ from covey.fitting.priors import Statistics
 
 _SCALE = 5.0  # times larger or smaller spread than elsewhere: other units
 _FEW = 5  # values from which on a spread says something
+
+
+# What a method says to its user in Python, and the same for somebody with a formula.
+_WORDS = (
+    (
+        "Give prior= a standard deviation of the weights, e.g. prior=2.5 for columns of standard "
+        "deviation 1",
+        "Use estimate='posterior', whose priors keep them finite, or leave a column out",
+    ),
+    (
+        "or give prior= a standard deviation of the weights; until then",
+        "or use estimate='posterior'; until then",
+    ),
+    ("centre them, e.g. by data.standardised()", "write scale(column) for such a column"),
+    ("centre and scale them, e.g. by data.standardised()", "write scale(column)"),
+    ("Raise draws=, give a more informative prior=, or sample", "Give more informative priors, or"),
+    ("it with fald (a model without effects) or fedpop", "use method='fedpop'"),
+    ("run more, e.g. run.advance(10), and look at run.metrics", "do not use these numbers"),
+    ("covariance='diagonal' (a double bar in a formula)", "a double bar, (a || site)"),
+)
+_NAMED = re.compile(r"\b(weights|sd)\[([^\]]*)\]")
+
+
+def in_words_of_the_formula(text: str) -> str:
+    """A method's warning as somebody with a formula reads it.
+
+    Args:
+        text: The warning.
+
+    Example:
+        >>> in_words_of_the_formula("marginal: weights[age] and sd[intercept] run away")
+        'age and sd(Intercept) run away'
+    """
+    for before, after in _WORDS:
+        text = text.replace(before, after)
+
+    def named(found: re.Match[str]) -> str:
+        inner = "Intercept" if found[2] == "intercept" else found[2]
+        return inner if found[1] == "weights" else f"sd({inner})"
+
+    text = _NAMED.sub(named, text.removeprefix("marginal: "))
+    return text[:1].upper() + text[1:] if text[:4] == "the " else text
+
+
+@contextmanager
+def collected(notes: list[str]) -> Iterator[None]:
+    """Warnings of a method, in the words of the formula, as notes and as warnings.
+
+    Args:
+        notes: Where to add them.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        if not issubclass(one.category, UserWarning):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            continue
+        text = in_words_of_the_formula(str(one.message))
+        if text not in notes:
+            notes.append(text)
+            warnings.warn(text, stacklevel=4)
 
 
 def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
@@ -43,7 +107,39 @@ def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
                 f"{name!r} is {value:g} in {count} row{'s' * (count > 1)} of site {one.site!r}, "
                 "far from all other values: leave it empty where it stands for a missing value"
             )
-    return _warned([*said, *_levels_of_one_site(descriptions)])
+    said += [*_levels_of_one_site(descriptions), *_levels_apart(descriptions)]
+    return [*_warned(said), *_read_as_nested(descriptions, formula)]
+
+
+def _read_as_nested(descriptions: Sequence[Description], formula: Formula) -> Iterator[str]:
+    """How groups inside of sites are read, where the formula does not say it."""
+    for bar in formula.bars:
+        if bar.within is None and any(one.groups[bar.group] == "varies" for one in descriptions):
+            yield (
+                f"{bar.text} is read as groups inside of sites: the same {bar.group} at two sites "
+                "are two groups."
+            )
+
+
+def _levels_apart(descriptions: Sequence[Description]) -> Iterator[str]:
+    """Factors of which two sites have no level in common, and each has several."""
+    with_rows = [one for one in descriptions if one.complete]
+    for name in dict.fromkeys(name for one in with_rows for name in one.levels):
+        of = {one.site: [level for level, _ in one.levels.get(name, ())] for one in with_rows}
+        several = {site: levels for site, levels in of.items() if len(levels) > 1}
+        for site, levels in several.items():
+            other = next((one for one in several if not set(levels) & set(several[one])), None)
+            if other is not None:
+                yield (
+                    f"{name!r} has the levels {_some(levels)} at site {site!r} and "
+                    f"{_some(several[other])} at site {other!r}, none in common: are they coded in "
+                    "the same way?"
+                )
+                break
+
+
+def _some(levels: Sequence[object]) -> str:
+    return ", ".join(map(repr, levels[:3])) + (", ..." if len(levels) > 3 else "")
 
 
 def _levels_of_one_site(descriptions: Sequence[Description]) -> Iterator[str]:
@@ -53,8 +149,10 @@ def _levels_of_one_site(descriptions: Sequence[Description]) -> Iterator[str]:
         for one in with_rows:
             for level, _ in one.levels.get(name, ()):
                 seen.setdefault(level, []).append(one.site)
+        shared = {site for sites in seen.values() if len(sites) > 1 for site in sites}
         for level, sites in seen.items():
-            if len(sites) == 1 and len(with_rows) > 2:
+            # A site that has no level in common with others is another case; see below.
+            if len(sites) == 1 and len(with_rows) > 2 and sites[0] in shared:
                 yield (
                     f"only site {sites[0]!r} has the level {level!r} of {name!r}: is it coded as "
                     "everywhere else?"
@@ -81,6 +179,7 @@ def warn_of_rows(
     said = []
     scaled = {one.site: one.moments for one in descriptions}
     for name in design.columns:
+        said += _other_codes(name, each)
         if name in design.scaled:
             moments = {site: Moments(*scaled[site][name]) for site in each if name in scaled[site]}
         elif all(one.binary[name] for one in each.values()):
@@ -93,6 +192,53 @@ def warn_of_rows(
         if each[site].outcome.count and first.setdefault(digest, site) != site:
             said.append(f"sites {first[digest]!r} and {site!r} have exactly the same rows")
     return _warned(said)
+
+
+def warn_of_a_new_site(
+    design: Design, name: str, own: Statistics, means: Mapping[str, float], twin: str | None
+) -> list[str]:
+    """What the rows of a site that joins later tell.
+
+    Args:
+        design: The design.
+        name: The site.
+        own: Its sums.
+        means: Means of the columns over the other sites.
+        twin: A site of the fit that has exactly the same rows, if any.
+
+    Returns:
+        Sentences; each is also a warning.
+    """
+    said = [] if twin is None else [f"sites {twin!r} and {name!r} have exactly the same rows"]
+    for column in design.columns:
+        here, elsewhere = own.columns[column], means.get(column, 0.0)
+        before, sd = design.scaled.get(column, (None, None))
+        if before is not None and sd is not None:  # in its own units again
+            here = Moments(here.count, before + sd * here.mean, sd**2 * here.squares)
+            elsewhere = before
+        if own.binary[column] or here.count < _FEW or not here.mean > here.sd > 0:
+            continue
+        times = here.mean / elsewhere if elsewhere > 0 else 1.0
+        if not 1 / _SCALE < times < _SCALE:
+            said.append(
+                f"{design.needs.scaled.get(column, column)!r} is about {times:.2g} times as large "
+                f"at site {name!r} (mean {here.mean:.3g}) as elsewhere (mean {elsewhere:.3g}): are "
+                "its units the same?"
+            )
+    return _warned(said)
+
+
+def _other_codes(name: str, each: Mapping[str, Statistics]) -> Iterator[str]:
+    """A column that is 0 or 1 at some sites, and 1 or 2 at another."""
+    plain = [site for site, one in each.items() if one.binary[name] and one.varies[name]]
+    for site, one in each.items():
+        count, mean, squares = one.columns[name]
+        # Of numbers that are 1 or 2, and of no others, the mean tells the sum of squares.
+        if plain and 1 < mean < 2 and abs(squares - count * (mean - 1) * (2 - mean)) < 1e-6 * count:
+            yield (
+                f"{name!r} is 0 or 1 at site {plain[0]!r} and 1 or 2 at site {site!r}: is it coded "
+                "in the same way?"
+            )
 
 
 def _other_units(name: str, moments: Mapping[str, Moments]) -> Iterator[str]:

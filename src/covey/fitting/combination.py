@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.fitting.description import Description, Level, Missing, Moments
+from covey.fitting.description import Description, Level, Missing, Moments, uses_of
 from covey.fitting.design import Design, names_in
 from covey.fitting.expressions import names_of, needs_of
 from covey.fitting.families import family_of
 from covey.fitting.formula import Bar, Formula
 
+_RESERVED = ("Intercept", "sigma", "shape")  # terms of a summary that are no columns
 _MANY = 20  # levels that a factor may have whatever the number of rows
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?|\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})")
 
@@ -62,6 +63,11 @@ def combine(
     _check_columns(descriptions, weights)
     kinds = _kinds(descriptions)
     needs = needs_of(formula)
+    for name in needs.columns:
+        if name in _RESERVED:
+            raise ValueError(
+                f"the column {name!r} has the name of a parameter of the fit; rename it"
+            )
     _check_outcome(descriptions, formula)
     for name in needs.inside:
         if kinds.get(name) == "text":
@@ -81,6 +87,7 @@ def combine(
         scaled[name] = total.mean, None if name.startswith("center") else total.sd
     gaps = _gaps(descriptions)
     filled = [] if missing == "drop" else [name for name in needs.columns if name in kinds]
+    coded = uses_of(formula, needs, weights=weights).factors  # numbers that name levels: C(cp)
     design = Design(
         text=formula.text,
         family=chosen,
@@ -91,7 +98,10 @@ def combine(
         kinds=kinds,
         factors=factors,
         scaled=scaled,
-        fills={name: _fill(descriptions, name, kinds[name]) for name in filled},
+        fills={
+            name: _fill(descriptions, name, "text" if name in coded else kinds[name])
+            for name in filled
+        },
         indicators=tuple(name for name in filled if missing == "indicator" and gaps[name]),
         outcome_levels=levels,
         intercept=True,
@@ -290,6 +300,7 @@ def _bars(
                     f"{bar.text}: {bar.group!r} is no column that varies inside a site, and the "
                     f"sites are called {label!r} already; correct one of the names"
                 )
+            _check_labels(descriptions, bar)
             label = bar.group
             sites.append(bar)
             continue
@@ -312,6 +323,19 @@ def _bars(
     if inner and inner[0].terms.strip() != "1" and inner[0] in formula.bars:
         _check_inner(formula, inner[0])
     return sites, inner[0].group if inner else None
+
+
+def _check_labels(descriptions: Sequence[Description], bar: Bar) -> None:
+    """An error for groups that several sites belong to: effects are those of sites."""
+    seen: dict[str, str] = {}
+    for one in descriptions:
+        label = one.labels.get(bar.group)
+        if label is not None and seen.setdefault(label, one.site) != one.site:
+            raise ValueError(
+                f"{bar.text}: sites {seen[label]!r} and {one.site!r} belong to the same "
+                f"{bar.group}, and the groups of a bar term are the sites, or lie inside of them; "
+                f"write (1 | site), or give one table with a row's {bar.group} as its site"
+            )
 
 
 def _check_inner(formula: Formula, bar: Bar) -> None:

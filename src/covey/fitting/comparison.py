@@ -87,6 +87,7 @@ def _tested(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
     freedom = big["parameters"] - small["parameters"]
     table["chi2"], table["df"], table["p"] = np.nan, np.nan, np.nan
     inside = set(smaller.found.table.index) <= set(larger.found.table.index)
+    inside = inside and sorted(one.design.formula.offsets) == sorted(other.design.formula.offsets)
     same = larger.coefficient_names == smaller.coefficient_names
     if not inside or not freedom or (one.estimate == "reml" and not same):
         why = "REML likelihoods of different fixed effects cannot be compared; fit with 'ml'"

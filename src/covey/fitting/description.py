@@ -1,5 +1,6 @@
 """What a site says about its table before anything is fitted: a few counts, levels and moments."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -77,6 +78,8 @@ class Description(NamedTuple):
         codes: For each numeric predictor with a number such as 999 or -9 that is far from all
             others, this number and how often it stands there.
         withheld: Factors with levels that too few rows have to be named.
+        labels: For each group of a bar term that is constant in the table, a digest of its value:
+            it tells whether other sites have the same.
     """
 
     site: str
@@ -93,6 +96,7 @@ class Description(NamedTuple):
     complete: int
     codes: dict[str, tuple[float, int]] = {}  # noqa: RUF012 (never changed)
     withheld: tuple[str, ...] = ()
+    labels: dict[str, str] = {}  # noqa: RUF012 (never changed)
 
 
 class Uses(NamedTuple):
@@ -221,6 +225,11 @@ def describe(
         complete=complete,
         codes=_codes(columns, uses, least),
         withheld=withheld,
+        labels={
+            name: hashlib.sha256(str(table.frame[name].iloc[0]).encode()).hexdigest()[:16]
+            for name, found in groups.items()
+            if found == "constant" and size
+        },
     )
 
 

@@ -190,7 +190,7 @@ class Design:
         size = len(table.frame)
         marks = {name: columns[name].missing[used].astype(float) for name in self.indicators}
         kept = {name: self._filled(name, one, used) for name, one in columns.items()}
-        self._check_levels(table, kept, new_levels)
+        self._check_levels(table, kept, new_levels, predicting=not with_outcome)
         x = self._matrix(kept, int(used.sum()), marks, table)
         rest = [self._special(name, kept, with_outcome, int(used.sum())) for name in self.special]
         x = np.column_stack([x, *rest]) if rest else x
@@ -237,7 +237,9 @@ class Design:
             values[gaps] = self.fills[name]
         return one._replace(values=values)
 
-    def _check_levels(self, table: Table, columns: dict[str, Column], new_levels: str) -> None:
+    def _check_levels(
+        self, table: Table, columns: dict[str, Column], new_levels: str, *, predicting: bool
+    ) -> None:
         for expression, levels in self.factors.items():
             inner = self.needs.factors.get(expression, expression)
             found = level_values(inner, columns)
@@ -250,10 +252,11 @@ class Design:
                 values[[value not in levels for value in found]] = levels[0]
                 columns[name] = columns[name]._replace(values=values)
                 continue
+            rule = f"new_levels='reference' predicts it as {levels[0]!r}"
+            remedy = rule if predicting else "Write it as elsewhere, or fit again with this site"
             raise ValueError(
                 f"{table.place}: {inner!r} has the level {odd[0]!r}, which no site had; known are "
-                f"{', '.join(map(repr, levels))}. new_levels='reference' predicts it as "
-                f"{levels[0]!r}"
+                f"{', '.join(map(repr, levels))}. {remedy}"
             )
 
     def _matrix(

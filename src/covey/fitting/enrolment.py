@@ -2,6 +2,7 @@
 at the present maximum.
 """
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from covey.fitting.cautions import warn_of_a_new_site
+from covey.fitting.description import describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
 from covey.fitting.prediction import Draws, effects_of_a_new_site
-from covey.fitting.priors import LogPrior
-from covey.fitting.tables import Place, check_name, read_table
+from covey.fitting.priors import LogPrior, Statistics
+from covey.fitting.tables import Place, Table, check_name, read_table
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -55,14 +58,23 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
         )
     empty = not len(table.frame)
     rows = Rows(np.zeros((0, len(fit.design.features))), np.zeros(0), np.zeros(0, int))
-    rows = rows if empty else fit.design.rows_of(table)
-    drawn = personal_draws(fit, {name: rows})
+    notes: list[str] = []
+    if not empty:
+        rows = fit.design.rows_of(table)
+        known = fit.stored.get("digests", {})
+        twin = next((site for site in known if known[site] == rows.digest), None)
+        means = dict(zip(fit.design.columns, fit.prior.means, strict=True))
+        notes = warn_of_a_new_site(
+            fit.design, name, Statistics.of(fit.design, rows), means, twin if len(rows.y) else None
+        )
+    # Whoever was added before, a site of this name has the same draws.
+    drawn = personal_draws(fit, {name: rows}, first=_AFTER_ALL + zlib.crc32(name.encode()) // 4)
     size = len(table.frame)
     design = replace(
         fit.design,
         rows=fit.design.rows | {name: size},
         dropped=fit.design.dropped | {name: size - len(rows.y)},
-        filled=fit.design.filled | {name: 0},
+        filled=fit.design.filled | {name: 0 if empty else _filled(fit.design, table)},
     )
     tables = None if fit.tables is None else fit.tables | ({} if empty else {name: table})
     stored = dict(fit.stored)
@@ -71,24 +83,45 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
     if table.path is not None and not empty:
         places = stored.get("added_places", {})
         stored["added_places"] = places | {name: str(table.path.resolve())}
-    return replace(fit, design=design, tables=tables, added=fit.added | drawn, stored=stored)
+    said = (*fit.notes, *notes)
+    return replace(
+        fit, design=design, tables=tables, added=fit.added | drawn, stored=stored, notes=said
+    )
 
 
-def personal_draws(fit: "Fit", rows: Mapping[str, Rows]) -> dict[str, Draws]:
+def _filled(design: Design, table: Table) -> int:
+    """How many missing values of a table are filled in."""
+    if design.missing == "drop":
+        return 0
+    described = describe(
+        table,
+        design.formula,
+        missing=design.missing,
+        weights=design.weights,
+        client=design.client,
+    )
+    return sum(described.missing.get(name, 0) for name in design.fills)
+
+
+def personal_draws(fit: "Fit", rows: Mapping[str, Rows], *, first: int = 0) -> dict[str, Draws]:
     """Draws of sites' effects given their rows, with draws of the shared parameters, in pairs. Each
     site can do this alone, and sends nothing.
+
+    With the marginal method, draw d of every site goes with the same shared parameters.
 
     Args:
         fit: The fit.
         rows: The sites' rows; a site may have none.
+        first: Index of the first of these sites among all. Sites with different indices have
+            independent effects, given the shared parameters.
     """
     terms = Terms.of(fit.design)
     if not terms.effects:
         return {}
     found = {}
-    for at, (name, one) in enumerate(rows.items()):
+    for at, (name, one) in enumerate(rows.items(), start=first):
         seed = fit.seed + 1 + at
-        if len(one.y):
+        if len(one.y) or fit.method == "marginal":
             found[name] = _given_rows(fit, one, seed)
         else:
             found[name] = effects_of_a_new_site(terms, fit.found.draws, seed).thinned(DRAWS)
@@ -99,14 +132,16 @@ def _given_rows(fit: "Fit", rows: Rows, seed: int) -> Draws:
     import jax
 
     program = personal_program(fit.design, fit.method, fit.estimate, fit.prior)
-    found = jax.device_get(program(jax.random.key(seed), fit.published, shard_of(fit.design, rows)))
+    keys = jax.random.key(fit.seed), jax.random.key(seed)
+    found = jax.device_get(program(keys, fit.published, shard_of(fit.design, rows)))
     terms = Terms.of(fit.design)
     shared = terms.stacked({part: found[part] for part in found if part != "effects"})
     return Draws(shared, np.asarray(found["effects"], float))
 
 
 def personal_program(design: Design, method: str, estimate: Estimate, prior: LogPrior) -> Callable:
-    """(key, published, shard) -> draws of a site; compiled once for all sites of similar size.
+    """(keys, published, shard) -> draws of a site; compiled once for all sites of similar size. The
+    first key is for the shared parameters, the second for the site's effects.
 
     Args:
         design: The design.
@@ -117,6 +152,7 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
     key = (mixed_model(design), design.correlated, method, estimate, prior)
     if key not in _PROGRAMS:
         import jax
+        import jax.numpy as jnp
 
         from covey.core.algorithm import Empty
 
@@ -124,15 +160,18 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
         draw = made.posterior.client
         assert draw is not None
 
-        def drawn(key: Any, published: Any, data: Any) -> Any:
+        def drawn(keys: Any, published: Any, data: Any) -> Any:
             # The marginal method draws effects given the rows; a chain has to find its place first.
-            state = Empty() if method == "marginal" else made.adapt(key, published, data)
-            return draw(key, published, state, data, DRAWS)
+            if method == "marginal":
+                return draw(jnp.stack(keys), published, Empty(), data, DRAWS)
+            state = made.adapt(keys[1], published, data)
+            return draw(keys[1], published, state, data, DRAWS)
 
         _PROGRAMS[key] = jax.jit(drawn)
     return _PROGRAMS[key]
 
 
+_AFTER_ALL = 2**20  # index of sites that are added, above those of all that take part
 _PROGRAMS: dict[Any, Callable] = {}
 _SMALL = 1024  # rows; larger sites have programs of their own size
 
@@ -145,7 +184,7 @@ def shard_of(design: Design, rows: Rows) -> "Shard":
 
     Args:
         design: The design.
-        rows: The rows, at least one.
+        rows: The rows.
     """
     import jax.numpy as jnp
 

@@ -1,5 +1,8 @@
 """Regressions with random effects in the manner of scikit-learn: options first, then `fit` on
 federated data. Thin over `covey.fit`.
+
+`clone`, `get_params`, `is_classifier` and `check_is_fitted` work with them; tools that divide rows,
+such as `cross_val_score`, do not, as federated data are no array.
 """
 
 from collections.abc import Mapping
@@ -69,8 +72,11 @@ class _Estimator:
         varies = self.intercepts or self.slopes
         bar = [f"({own} | {SITES})"] if varies else []
         terms = " + ".join([*(f"`{name}`" for name in data.features), *bar]) or "1"
+        outcome = OUTCOME
+        while outcome in data.features:
+            outcome += "_"
         self.fit_: Fit = fit(
-            f"{OUTCOME} ~ {terms}",
+            f"{outcome} ~ {terms}",
             data,
             family=self.family,
             estimate=self.estimate,
@@ -80,6 +86,23 @@ class _Estimator:
             progress=False,
         )
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """For scikit-learn's `check_is_fitted`."""
+        return hasattr(self, "fit_")
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn asks an estimator, e.g. in `is_classifier`."""
+        from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
+
+        classifies = self.family == "bernoulli"
+        return Tags(
+            estimator_type="classifier" if classifies else "regressor",
+            target_tags=TargetTags(required=False),
+            classifier_tags=ClassifierTags(multi_class=False) if classifies else None,
+            regressor_tags=None if classifies else RegressorTags(),
+            input_tags=InputTags(two_d_array=False),
+        )
 
     def _predicted(self, x: pd.DataFrame | np.ndarray, client: str | None) -> np.ndarray:
         if not hasattr(self, "fit_"):
@@ -132,6 +155,19 @@ class FederatedRegressor(_Estimator):
         """
         return self._predicted(x, client)
 
+    def score(
+        self, x: pd.DataFrame | np.ndarray, y: np.ndarray, client: str | None = None
+    ) -> float:
+        """The share of the outcomes' variance that is predicted (R squared).
+
+        Args:
+            x: Rows.
+            y: Their outcomes.
+            client: The client; None is a new one.
+        """
+        y = np.asarray(y, float)
+        return float(1 - np.sum((y - self.predict(x, client)) ** 2) / np.sum((y - y.mean()) ** 2))
+
 
 @dataclass
 class FederatedClassifier(_Estimator):
@@ -176,3 +212,20 @@ class FederatedClassifier(_Estimator):
             client: The client; None is a new one.
         """
         return (self._predicted(x, client) > 0.5).astype(int)
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes, in the order of `predict_proba`."""
+        return np.array([0, 1])
+
+    def score(
+        self, x: pd.DataFrame | np.ndarray, y: np.ndarray, client: str | None = None
+    ) -> float:
+        """The share of rows whose class is predicted.
+
+        Args:
+            x: Rows.
+            y: Their classes.
+            client: The client; None is a new one.
+        """
+        return float(np.mean(self.predict(x, client) == np.asarray(y)))

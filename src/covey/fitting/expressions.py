@@ -220,6 +220,8 @@ def checked(formula: Formula, expression: str) -> ast.expr:
                 f"{ast.unparse(node)} is not known in a formula; allowed are np."
                 + ", np.".join(NUMPY),
             )
+        if isinstance(node, ast.BitXor):
+            problem(formula.text, place, f"a power is written **, as in I(x**2): {expression}")
         if isinstance(node, ast.Call):
             _check_call(formula, node)
     return tree
@@ -312,6 +314,16 @@ def _factors(formula: Formula, part: str) -> list[tuple[str, bool]]:
         start = formula.text.find(part)
         why = str(error).partition("\n")[0].rstrip(".").replace("insuffient", "insufficient")
         problem(formula.text, max(start, 0) + (len(line) if rest else 0), why)
+        raise
+    except SyntaxError as error:
+        written = (error.text or part).strip()
+        factor = "; a factor is C(x)" if "factor" in written else ""
+        problem(
+            formula.text,
+            max(formula.text.find(written), 0),
+            f"{written!r} is not well formed: a column whose name is a word of Python, or has "
+            f"other signs than letters, digits and _, stands in backticks{factor}",
+        )
         raise
     found = {
         factor.expr: factor.eval_method.value == "lookup"

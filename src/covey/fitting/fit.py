@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from covey.data.federated import FederatedData
-from covey.fitting.cautions import warn_of, warn_of_rows
+from covey.fitting.cautions import collected, warn_of, warn_of_rows
 from covey.fitting.combination import combine
 from covey.fitting.description import RULES, Description, Missing, describe
 from covey.fitting.design import Design, Rows
@@ -191,15 +191,17 @@ def fit_tables(
     algorithm = method_of(design, method, estimate, prior)
     if isinstance(start, Fit):
         algorithm = started_from(algorithm, start, design)
-    run = covey.run(
-        algorithm,
-        federated(design, rows),
-        seed=seed,
-        out=out,
-        progress=progress,
-        name=formula.text,
-        settings=_settings(formula, family, estimate, method, missing, weights),
-    )
+    with collected(notes):
+        run = covey.run(
+            algorithm,
+            federated(design, rows),
+            seed=seed,
+            out=out,
+            progress=progress,
+            name=formula.text,
+            settings=_settings(formula, family, estimate, method, missing, weights),
+        )
+        found = found_by(run, design, method)
     has_prior = estimate == "posterior" and method != "fedpop"
     result = Fit(
         design=design,
@@ -207,7 +209,7 @@ def fit_tables(
         method=method,
         priors=printed(chosen) if has_prior else {},
         prior=prior,
-        found=found_by(run, design, method),
+        found=found,
         seed=seed,
         notes=tuple(notes),
         run=run,

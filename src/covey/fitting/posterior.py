@@ -1,5 +1,6 @@
 """Draws of a fit by the names of its terms."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ import pandas as pd
 
 from covey.core import atomic_files
 from covey.core.shard import Axis
+from covey.fitting.prediction import Draws
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -86,6 +88,9 @@ class FitPosterior:
         """Write the draws as a netCDF file, with `effects` by site; `xarray.load_dataset(path)`
         reads it.
 
+        With the marginal method, all values of a draw belong together: sums and differences of
+        coefficients and effects have the posterior's correlations. The attribute `paired` says so.
+
         Args:
             path: The file.
         """
@@ -99,7 +104,12 @@ class FitPosterior:
         coordinates = {axis.dimension: list(axis.labels) for axis in axes.values()}
         if "effects" in values:
             coordinates["client"] = list(self._fit.site_draws())
-        attributes = {"formula": self._fit.formula, "family": self._fit.family}
+        paired = _in_common(list(self._fit.site_draws().values())) is not None
+        attributes = {
+            "formula": self._fit.formula,
+            "family": self._fit.family,
+            "paired": int(paired or "effects" not in values),
+        }
         data = xarray.Dataset(variables, coordinates, attributes)
         atomic_files.write(Path(path), bytes(data.to_netcdf(engine="scipy")))
         return Path(path)
@@ -107,6 +117,8 @@ class FitPosterior:
     def _variables(self) -> tuple[dict[str, np.ndarray], dict[str, Axis]]:
         """Draws by variable as (chains, draws, ...), and labels along their last axis."""
         terms, values, sites = self._terms, self.shared.values, self._fit.site_draws()
+        if (paired := _in_common(list(sites.values()))) is not None:
+            values = paired
         count = min([len(values), *(len(one.effects) for one in sites.values())])
         count = count // CHAINS * CHAINS
         values = values[np.linspace(0, len(values) - 1, count).astype(int)]
@@ -133,6 +145,17 @@ class FitPosterior:
             if labels
         }
         return found, axes
+
+
+def _in_common(sites: Sequence[Draws]) -> np.ndarray | None:
+    """Draws of the shared parameters that go with the effects of all sites; None where each site
+    has its own.
+    """
+    if not sites or not np.isfinite(sites[0].shared).all():
+        return None
+    first = sites[0].shared
+    same = all(np.array_equal(one.shared, first) for one in sites[1:])
+    return first if same else None
 
 
 def _dimensions(name: str, axes: dict[str, Axis]) -> list[str]:

@@ -23,7 +23,7 @@ from covey.fitting.prediction import (
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Table, read_table
+from covey.fitting.tables import Place, Table, read_table, sites_in
 from covey.fitting.tables_again import tables_again
 from covey.fitting.terms import Terms
 
@@ -201,6 +201,7 @@ class Fit:
         Args:
             client: The site; None is a new site.
         """
+        client = None if client is None else str(client)
         if client is not None and client not in self.clients:
             raise ValueError(
                 f"there is no site {client!r}{nearest(client, self.clients)}; sites are "
@@ -233,8 +234,9 @@ class Fit:
         Args:
             table: New rows: a data frame, or a CSV or Parquet file, with the columns of the formula
                 in any order. The outcome is not needed.
-            client: The site that the rows are of. None is a new site, whose effects vary as those
-                of the population.
+            client: The site that the rows are of. Default: where the table has the column of the
+                sites that the formula names, what it says of each row; otherwise a new site, whose
+                effects vary as those of the population.
             intervals: Probabilities of the intervals. Default: 50 and 90 %.
             new_levels: "error" (default) names a factor level that no site had; "reference"
                 predicts it as the factor's first level.
@@ -258,11 +260,39 @@ class Fit:
                 stacklevel=2,
             )
         wanted = probabilities_of(intervals)
-        means, quantiles = predicted(self.design, rows.x, self.draws_for(client), wanted)
+        means, quantiles = np.zeros(len(rows.x)), np.zeros((len(rows.x), len(wanted)))
+        for site, of in self._sites_of(read, rows.kept, client).items():
+            means[of], quantiles[of] = predicted(
+                self.design, rows.x[of], self.draws_for(site), wanted
+            )
         found = as_table(means, quantiles, wanted, rows.kept, len(read.frame))
         if isinstance(table, pd.DataFrame):
             found.index = table.index
         return found
+
+    def _sites_of(
+        self, table: Table, kept: np.ndarray, client: str | None
+    ) -> dict[str | None, np.ndarray]:
+        """Which of the rows are of which site, by their index; None is a new site."""
+        every = np.arange(len(kept))
+        column = self.design.client
+        has_effects = bool(Terms.of(self.design).effects)
+        if client is not None or column is None or column not in table.frame or not has_effects:
+            return {client: every}
+        words = sites_in(table, column)
+        names = np.array([words[row] or "none" for row in kept], str)
+        known = {name: every[names == name] for name in self.clients}
+        new = ~np.isin(names, self.clients)
+        if new.any():
+            import warnings
+
+            others = sorted(set(names[new].tolist()))
+            warnings.warn(
+                f"{column} is {', '.join(others[:3])} in {int(new.sum())} of the rows, which is no "
+                "site of this fit: they are predicted as rows of a new site",
+                stacklevel=3,
+            )
+        return {name: of for name, of in (known | {None: every[new]}).items() if len(of)}
 
     def fitted(self) -> pd.DataFrame:
         """Predictions for the training rows, which stay with their sites.

@@ -43,9 +43,11 @@ def sentences_of(fit: "Fit") -> list[str]:
     design, traffic = fit.design, fit.traffic
     what = {"posterior": "Posterior", "ml": "Maximum likelihood", "reml": "REML"}[fit.estimate]
     link = LINKS.get(design.family, "log")
-    sites = f"{len(fit.clients)} {design.client or 'site'}{'s' * (len(fit.clients) > 1)}"
+    fitted = [name for name in fit.clients if name not in fit.added]
+    rows = sum(design.rows[name] - design.dropped.get(name, 0) for name in fitted)
+    sites = f"{len(fitted)} {design.client or 'site'}{'s' * (len(fitted) > 1)}"
     first = f"{what} of {design.text}, {design.family} with {link} link; {sites}, "
-    said = [first + f"{fit.used_rows} rows."]
+    said = [first + f"{rows} rows."]
     if design.outcome_levels is not None:
         no, event = design.outcome_levels
         name = design.formula.outcome.expressions[0]

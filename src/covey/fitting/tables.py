@@ -226,7 +226,7 @@ def _text(value: Any) -> str | None:
 
 
 def _word(value: Any) -> str:
-    """A level as text: whole numbers without a decimal point."""
+    """A level, or a site's name, as text: whole numbers without a decimal point."""
     whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
     return str(int(value)) if whole else str(value)
 
@@ -238,17 +238,36 @@ def _objects(words: Sequence[str | None]) -> np.ndarray:
 
 
 def _of_folder(folder: Path) -> dict[str, Table]:
-    files = {
-        path.name[: -len(ending)]: path
-        for ending in _TABLES
-        for path in sorted(folder.glob(f"*{ending}"))
-        if not path.name.startswith(".")
-    }
+    files: dict[str, Path] = {}
+    for ending in _TABLES:
+        for path in sorted(folder.glob(f"*{ending}")):
+            if path.name.startswith("."):
+                continue
+            name = path.name[: -len(ending)]
+            if name in files:
+                raise ValueError(
+                    f"{folder} has two tables of the site {name!r}, {files[name].name} and "
+                    f"{path.name}; keep one"
+                )
+            files[name] = path
     if not files:
         raise ValueError(
             f"{folder} has no tables: it needs one file per site that ends in {', '.join(_TABLES)}"
         )
     return {name: read_table(files[name], name) for name in sorted(files)}
+
+
+def sites_in(table: Table, column: str) -> list[str | None]:
+    """The site that each row names; None where it names none.
+
+    Args:
+        table: The table.
+        column: Its column of sites.
+    """
+    return [
+        _text(value) if isinstance(value, str) else _text(_word(value))
+        for value in table.frame[column]
+    ]
 
 
 def _divided(table: Table, client: str | None) -> dict[str, Table]:
@@ -263,10 +282,7 @@ def _divided(table: Table, client: str | None) -> dict[str, Table]:
             f"{table.place} has no column {client!r} that names the site"
             + nearest(client, list(table.frame.columns))
         )
-    words = [
-        _text(value) if isinstance(value, str) else _text(_word(value))
-        for value in table.frame[client]
-    ]
+    words = sites_in(table, client)
     if None in words:
         raise ValueError(f"{table.row(words.index(None))}: {client!r} is missing; name the site")
     owner = np.array(words, str)

@@ -216,7 +216,7 @@ def _event(fit: Any) -> tuple[str, str] | None:
 
 
 def _label(design: Any, term: str) -> str:
-    """A term as one reads it: "sex: male" for a level, "age" for scale(age)."""
+    """A term as one reads it: "sex: male" for a level, "age, per 9.19" for scale(age)."""
     return " and ".join(_label_of_part(design, part) for part in _PARTS.split(term))
 
 
@@ -224,7 +224,8 @@ def _label_of_part(design: Any, part: str) -> str:
     found = _LABELLED.fullmatch(part)
     if found is not None:
         return f"{found['inner'] or found['factor']}: {found['level']}"
-    return design.needs.scaled.get(part, part)
+    _, sd = design.scaled.get(part, (None, None))
+    return design.needs.scaled.get(part, part) + ("" if sd is None else f", per {sd:.3g}")
 
 
 def _unit(design: Any, term: str) -> str:

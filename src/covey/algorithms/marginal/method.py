@@ -31,6 +31,7 @@ from covey.algorithms.marginal.parameters import (
     LogPrior,
     Settings,
     as_mixed,
+    described,
     labels_of,
 )
 from covey.algorithms.marginal.state import Published, spread_of, theta_of
@@ -209,8 +210,12 @@ def _points(settings: Settings, key, published: Published, count: int) -> Float[
 
 
 def _paired(settings: Settings, key, published: Published, data: Shard, count: int) -> Personal:
-    """Draws of theta, and of the client's effects given them."""
-    for_theta, for_effects = jax.random.split(key)
+    """Draws of theta, and of the client's effects given them.
+
+    A pair of keys is one for theta and one for the effects: clients that have the first in common
+    get the same draws of theta, in the same order.
+    """
+    for_theta, for_effects = key if key.ndim else jax.random.split(key)
     points = _points(settings, for_theta, published, count)
     state = published.state
     if not len(state.unit):
@@ -246,6 +251,13 @@ def _client_draws(
     describe = settings.model.describe
     if describe is None:
         return pairs.effects
-    return jax.vmap(
-        lambda flat, z: describe(theta_of(published.state, settings.coordinates, flat).phi, z)
-    )(pairs.theta, pairs.effects)
+    state, coordinates = published.state, settings.coordinates
+
+    def one(flat, z):
+        theta = theta_of(state, coordinates, flat)
+        own = describe(theta.phi, z)
+        # Draws that go with those of other clients have all shared parameters.
+        together = described(settings.model, coordinates, theta, state.unit) if key.ndim else {}
+        return together | own
+
+    return jax.vmap(one)(pairs.theta, pairs.effects)
