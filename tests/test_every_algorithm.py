@@ -64,6 +64,7 @@ def test_an_empty_cohort_changes_nothing(method, data):
     assert [line["clients"] for line in lines + more] == [0, 1 if one else data.clients] * 2
 
 
+@pytest.mark.filterwarnings("ignore:fald. 2 of 5 clients:UserWarning")
 @all_of_the_seam
 def test_resume_equals_an_uninterrupted_run(method, data):
     assert_resumes(method, data, "device")
@@ -123,6 +124,7 @@ def test_every_chunk_size_and_storage_gives_the_same_run(method, data):
     same(other_metrics, metrics, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:mixture. 2 components for 1 clients:UserWarning")
 @all_of_the_seam
 def test_a_client_does_not_depend_on_the_others_around_it(method, data):
     """Keys follow the client's id: its upload is the same wherever it stands, also where there is
