@@ -53,7 +53,12 @@ def test_latin_1(told):
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_an_empty_file(told, content):
-    assert "/a.csv is empty; a CSV file starts with a line of column names" in told(content)
+    assert told(content) == "/a.csv is empty; a CSV file starts with a line of column names"
+
+
+def test_a_header_without_rows(tmp_path):
+    with pytest.raises(ValueError, match=r"/all\.csv has a header and no rows; is it the right"):
+        table(tmp_path, "site,age,ill\n")
 
 
 def test_other_separators(told):

@@ -324,6 +324,8 @@ class Constructors(ClientRows):
         """
         as_text = [client] if split_column is None else [client, split_column]
         frame, source = frames.read(table, "the table", as_text=as_text)
+        if clients is None and not len(frame):
+            raise ValueError(f"{source.name} has a header and no rows; is it the right table?")
         owner = frames.owners(frame, client, source)
         if source.path is not None:
             owner = frames.as_numbers(owner.astype(str))

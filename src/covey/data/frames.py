@@ -81,10 +81,7 @@ def read(
         (8, 'line 2')
     """
     if isinstance(table, PathLike):
-        try:
-            return csv_files.read(Path(table), as_text=as_text), Source(str(table), Path(table))
-        except ValueError as error:
-            raise ValueError(f"table {name!r}: {error}") from error
+        return csv_files.read(Path(table), as_text=as_text), Source(str(table), Path(table))
     twice = table.columns[table.columns.duplicated()]
     if len(twice):
         raise ValueError(f"{name}: two columns have the name {twice[0]!r}; rename one")
