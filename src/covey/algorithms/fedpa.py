@@ -15,6 +15,7 @@ from covey.algorithms.averaging import (
     change,
     check_weighting,
     client_weight,
+    optimizer_or,
     server_step,
 )
 from covey.algorithms.laplace import laplace
@@ -169,8 +170,8 @@ def fedpa(
         _check_with_kernel(client_optimizer, burn_in_rounds, minibatches)
     check_weighting(weighting)
     gradient = mean_gradient(model.log_likelihood)
-    for_client = optax.sgd(0.1) if client_optimizer is None else client_optimizer
-    for_server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    for_client = optimizer_or(optax.sgd(0.1), client_optimizer, "client_optimizer", "fedpa")
+    for_server = optimizer_or(optax.sgd(1.0), server_optimizer, "server_optimizer", "fedpa")
     rows = schedule(batch_size=batch_size, epochs=1, steps=None).batch_size
     plan = Averaging(rows, burn_in_steps, steps_per_sample, minibatches)
 

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms import fedpop_checks as checks
-from covey.algorithms.averaging import Info
+from covey.algorithms.averaging import Info, optimizer_or
 from covey.algorithms.fedpop_additions import RowPass, gradient_along_rows, temperature
 from covey.algorithms.fedpop_by_itself import Wanted, by_itself
 from covey.algorithms.fedpop_clients import Clients, with_any_draws
@@ -233,8 +233,10 @@ def fedpop(
     # Gradients are huge where a fit begins far off; a short memory of their squares forgets them.
     usual = optax.adam(0.01, b2=0.95)
     phi_usual = usual if phi_rate is None else optax.sgd(1.0)
-    phi_ascent = _Ascent(phi_optimizer or phi_usual, phi_prior, _projection(phi_box, phi_radius))
-    beta_ascent = _Ascent(beta_optimizer or usual, beta_prior, joint.law.project)
+    for_phi = optimizer_or(phi_usual, phi_optimizer, "phi_optimizer", "fedpop")
+    for_beta = optimizer_or(usual, beta_optimizer, "beta_optimizer", "fedpop")
+    phi_ascent = _Ascent(for_phi, phi_prior, _projection(phi_box, phi_radius))
+    beta_ascent = _Ascent(for_beta, beta_prior, joint.law.project)
     along = None if phi_rate is None else RowPass(phi_rate, batch_size)
 
     def broadcast(state):
