@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.report.tables import number
+from covey.report.tables import cell_text
 from covey.runs.progress import duration
 from reproductions.result import Claim, Result, Row
 
@@ -82,13 +82,13 @@ def _section(stored: Stored) -> list[str]:
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | "
+        f"| {claim.claim} | {cell_text(claim.value)} | {cell_text(claim.bound)} | "
         f"{'holds' if claim.holds else '**lost**'} |"
         for claim in result.claims
     ]
     lines += ["", "| quantity | paper | ours | sd | seeds |", "|---|---|---|---|---|"]
     lines += [
-        f"| {r.quantity} | {number(r.paper)} | {number(r.ours)} | {number(r.sd)} | {r.seeds} |"
+        f"| {r.quantity} | {' | '.join(map(cell_text, (r.paper, r.ours, r.sd)))} | {r.seeds} |"
         for r in result.rows
     ]
     return [*lines, "", ", ".join(f"{name} {version}" for name, version in environment.items())]

@@ -193,7 +193,7 @@ def _climbs(optimizer: optax.GradientTransformation) -> bool:
             update, _ = optimizer.update(gradient, optimizer.init(parameters), parameters)
         except (AttributeError, KeyError, TypeError, ValueError):
             return False  # it is for one tree of parameters only, or needs the loss: none is here
-        return bool(jnp.all(update > 0))
+        return bool(np.all(np.asarray(update) > 0))
 
 
 def check_weighting(weighting: str, method: str = "") -> None:
