@@ -335,7 +335,8 @@ def refuse_missing(
     raise ValueError(
         f"client {str(client)!r} has {missing[rows].sum()} missing (NaN) feature cells in"
         f" {source.name}: {cells}; fill or remove them, or pass allow_missing=True and fill them"
-        " with standardised()"
+        " with standardised() ([data] allow_missing = true and standardise = true in a"
+        " configuration)"
     )
 
 

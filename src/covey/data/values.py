@@ -278,7 +278,8 @@ def _check_features(leaf: np.ndarray, owners: _Owners, allow_missing: bool) -> N
             leaf,
             np.isnan,
             "missing (NaN) feature cells",
-            "fill or remove them, or pass allow_missing=True and fill them with standardised()",
+            "fill or remove them, or pass allow_missing=True and fill them with standardised() "
+            "([data] allow_missing = true and standardise = true in a configuration)",
         )
     owners.refuse(
         leaf,
