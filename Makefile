@@ -1,11 +1,15 @@
-# The two commands of the README are `make demo` and `make test`. Each makes the environment from the lock first.
+# The two commands of the README are `make demo` and `make test`. Each makes the environment from
+# the lock first.
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 && { command -v $$p; break; }; done)
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' >/dev/null 2>&1 \
+	&& { command -v $$p; break; }; done)
 
-# Modules stay compiled too, whatever the shell says: each test that starts processes imports them all.
+# Modules stay compiled too, whatever the shell says: each test that starts processes imports them
+# all.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Compiled programs are kept between demos and long tests.
@@ -25,13 +29,15 @@ test: export JAX_ENABLE_COMPILATION_CACHE ?= false
 
 # Checked shapes cost half a minute: here those of the core, in test-all those of everything.
 test: check
-	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" --jaxtyping-packages=covey.core,beartype.beartype \
+	$(BIN)/pytest $(WORKERS) -m "not slow and not processes" \
+		--jaxtyping-packages=covey.core,beartype.beartype \
 		--ignore=tests/test_docs.py --ignore=tests/test_package.py
 
 # Several processes that wait for each other, some of them killed: a server and three sites over
 # mutual TLS, a Ray cluster, runs, devices, a browser.
 test-processes: $(READY)
-	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps tests/report tests/test_imports.py
+	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps \
+		tests/report tests/test_imports.py
 
 # Tests compile for the moment. Where programs run for minutes, they are optimised as users' are.
 LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_coverage.py
@@ -50,24 +56,26 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The documentation as a folder of pages. A broken link or a name that is not there stops it: warnings
-# are errors with --strict, but not with --quiet beside it.
+# The documentation as a folder of pages. A broken link or a name that is not there stops it:
+# warnings are errors with --strict, but not with --quiet beside it.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "written to site/index.html"
 	$(BIN)/pytest -n 2 -m "not slow" tests/test_docs.py tests/test_package.py
 
 $(READY): requirements.lock pyproject.toml
-	@test -n "$(PYTHON)" || { echo "covey needs Python 3.11 or newer: install it, or say make PYTHON=/path/to/python"; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv module is missing: on Debian and Ubuntu, install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@test -n "$(PYTHON)" || { echo "covey needs Python 3.11 or newer: install it, or say" \
+		"make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "Python's venv module is missing: on Debian and" \
+		"Ubuntu, install python3-venv"; exit 1; }
+	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # Needs uv. One version of each package for every Python and platform, with hashes.
 lock:
-	uv pip compile --universal --fork-strategy fewest --python-version 3.11 --generate-hashes --no-header \
-		--group dev pyproject.toml -o requirements.lock
+	uv pip compile --universal --fork-strategy fewest --python-version 3.11 \
+		--generate-hashes --no-header --group dev pyproject.toml -o requirements.lock
 
 benchmarks: $(READY)
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"

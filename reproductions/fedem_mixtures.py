@@ -54,7 +54,7 @@ SHARES = np.array([0.3, 0.7])
 START = np.array([[-0.5, 0.5], [0.5, 0.5]])
 
 
-class Path(NamedTuple):
+class Trajectory(NamedTuple):
     """The path of a run: norm of h, objective and weights at some rounds; norm of H and bits sent
     at every round.
     """
@@ -133,7 +133,7 @@ def run_digits(scale: Scale, report: Report) -> Reproduced:
     """Figure 3, and the same with 4 bits per value, with unlike clients, and without memories."""
     size = with_changes(DIGITS[scale])
     channels = {"32 bits": identity(), "4 bits": dithering(levels=7)}
-    paths: dict[str, Path] = {}
+    paths: dict[str, Trajectory] = {}
     for kind in KINDS:
         data = components_of_digits(size.clients, kind)
         model = first_step(data)
@@ -168,7 +168,7 @@ def run_compared(scale: Scale, report: Report) -> Reproduced:
         for share in size.shares
         for codec in list(CODECS)[: size.codecs]
     ]
-    found: dict[tuple[str, float, str, str], list[Path]] = {}
+    found: dict[tuple[str, float, str, str], list[Trajectory]] = {}
     with jax.enable_x64(True):
         for seed in range(size.seeds):
             data = {"alike": points(seed, 20, spread=0.0), "unlike": points(seed, 20, spread=2.0)}
@@ -310,7 +310,7 @@ def followed(
     share: float = 1.0,
     channel: Channel,
     looks: int = 50,
-) -> Path:
+) -> Trajectory:
     """Run a method and follow its path."""
     engine = Simulation(method, data, seed=seed, cohort=bernoulli(share), channel=channel)
     every = whole(jax.tree.map(jnp.asarray, data.rows))
@@ -335,7 +335,7 @@ def followed(
     at, h, objective, weights = (
         np.asarray(column, np.float64) for column in zip(*seen, strict=True)
     )
-    return Path(
+    return Trajectory(
         at.astype(int),
         h,
         objective,
@@ -345,7 +345,7 @@ def followed(
     )
 
 
-def _variance(paths: dict[str, list[Path]], epochs: int) -> Reproduced:
+def _variance(paths: dict[str, list[Trajectory]], epochs: int) -> Reproduced:
     """The norms of H at the end; the variance of FedEM stays, that of VR-FedEM vanishes with the
     mean field.
     """
@@ -365,7 +365,7 @@ def _variance(paths: dict[str, list[Path]], epochs: int) -> Reproduced:
     return rows, claims, chart
 
 
-def _digits(paths: dict[str, Path], epochs: int) -> Reproduced:
+def _digits(paths: dict[str, Trajectory], epochs: int) -> Reproduced:
     """Weights and mean field; and whether 4 bits per value reach what 32 reach."""
     rows, claims = [], []
     for name, path in paths.items():
@@ -396,14 +396,14 @@ def _digits(paths: dict[str, Path], epochs: int) -> Reproduced:
     return rows, claims, _weights(paths, epochs)
 
 
-def cost_of(few: Path, plain: Path) -> float:
+def cost_of(few: Trajectory, plain: Trajectory) -> float:
     """How far compression ends from the objective without, over the decrease without."""
     return float(
         abs(few.objective[-1] - plain.objective[-1]) / (plain.objective[0] - plain.objective[-1])
     )
 
 
-def _compared(found: dict[tuple[str, float, str, str], list[Path]]) -> Reproduced:
+def _compared(found: dict[tuple[str, float, str, str], list[Trajectory]]) -> Reproduced:
     """The mean field at the end, and how few bits it took."""
     rows, claims = [], []
     for (kind, share, codec, name), paths in found.items():
@@ -429,12 +429,12 @@ def _compared(found: dict[tuple[str, float, str, str], list[Path]]) -> Reproduce
     return rows, claims, _against_bits(found)
 
 
-def _tail(path: Path) -> float:
+def _tail(path: Trajectory) -> float:
     """The norm of H, on average over the last tenth of the rounds."""
     return float(path.big_h[-max(len(path.big_h) // 10, 1) :].mean())
 
 
-def _field(chart: go.Figure, path: Path, epochs: int, column: int) -> None:
+def _field(chart: go.Figure, path: Trajectory, epochs: int, column: int) -> None:
     """Squared norms against epochs: H at each round, thinned to what a screen shows, and h where it
     was looked at.
     """
@@ -454,7 +454,7 @@ def _field(chart: go.Figure, path: Path, epochs: int, column: int) -> None:
     chart.update_yaxes(type="log", row=1, col=column)
 
 
-def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
+def _weights(paths: dict[str, Trajectory], epochs: int) -> go.Figure:
     """The weights of the components and the norms as in the paper, without compression; the
     objective of all runs with unlike clients, dotted where they are compressed.
     """
@@ -491,7 +491,7 @@ def _weights(paths: dict[str, Path], epochs: int) -> go.Figure:
     return chart
 
 
-def _against_bits(found: dict[tuple[str, float, str, str], list[Path]]) -> go.Figure:
+def _against_bits(found: dict[tuple[str, float, str, str], list[Trajectory]]) -> go.Figure:
     """The mean field of the first seed against bits; full lines with memories, dotted ones
     without.
     """

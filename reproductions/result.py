@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Scale: TypeAlias = Literal["quick", "full"]
 Size = TypeVar("Size", bound=Any)  # a NamedTuple with the settings of an experiment
-_changes: ContextVar[dict[str, Any]] = ContextVar("changes", default={})  # noqa: B039  # never changed
+_changes: ContextVar[dict[str, Any]] = ContextVar(
+    "changes",
+    default={},  # noqa: B039  # never changed
+)
 Report: TypeAlias = Callable[[str], None]  # takes a line on how far the work is
 
 

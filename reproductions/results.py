@@ -1,14 +1,16 @@
 """Many reproductions as one document: what was claimed, what was found, and where ours loses."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.report.tables import number
+from covey.report.tables import cell_text
 from covey.runs.progress import duration
 from reproductions.result import Claim, Result, Row
 
+_COLUMNS = 100  # of text in the repository
 _HEAD = """# Published results beside ours
 
 Every number is from the code of `covey reproduce ID --scale SCALE`. A claim that does not hold says
@@ -56,7 +58,7 @@ def read(path: Path) -> Stored:
 
 
 def markdown(stored: Sequence[Stored]) -> str:
-    """A summary with a line an experiment, then the numbers of each."""
+    """A summary with one row per experiment, then the numbers of each."""
     lines = [_HEAD, "| experiment | scale | time | claims that hold |", "|---|---|---|---|"]
     for result, _ in stored:
         held = sum(claim.holds for claim in result.claims)
@@ -82,16 +84,17 @@ def _section(stored: Stored) -> list[str]:
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {claim.claim} | {number(claim.value)} | {number(claim.bound)} | "
+        f"| {claim.claim} | {cell_text(claim.value)} | {cell_text(claim.bound)} | "
         f"{'holds' if claim.holds else '**lost**'} |"
         for claim in result.claims
     ]
     lines += ["", "| quantity | paper | ours | sd | seeds |", "|---|---|---|---|---|"]
     lines += [
-        f"| {r.quantity} | {number(r.paper)} | {number(r.ours)} | {number(r.sd)} | {r.seeds} |"
+        f"| {r.quantity} | {' | '.join(map(cell_text, (r.paper, r.ours, r.sd)))} | {r.seeds} |"
         for r in result.rows
     ]
-    return [*lines, "", ", ".join(f"{name} {version}" for name, version in environment.items())]
+    versions = ", ".join(f"{name} {version}" for name, version in environment.items())
+    return [*lines, "", *textwrap.wrap(versions, _COLUMNS)]
 
 
 def _anchor(result: Result) -> str:

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from covey.engines.record import Diverged
-from covey.report.tables import number
+from covey.report.tables import cell_text
 from covey.runs.evaluation import Evaluation
 from covey.runs.run import Run
 from reproductions.result import Report, Row, row, spread
@@ -256,8 +256,8 @@ def _edge(trials: Sequence[Trial], rates: Sequence[float]) -> int:
 
 
 def _words(setting: Setting) -> str:
-    own = "" if setting.own is None else f", own {number(setting.own)}"
-    return f"rate {number(setting.rate)}{own}"
+    own = "" if setting.own is None else f", own {cell_text(setting.own)}"
+    return f"rate {cell_text(setting.rate)}{own}"
 
 
 def _check(methods: Mapping[str, Sequence[float]], plan: Plan) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from covey.report.tables import number
+from covey.report.tables import cell_text
 from covey.runs.progress import duration
 from reproductions.result import Claim, Result
 
@@ -15,11 +15,17 @@ def result_tables(result: Result) -> list[Table]:
     rows = Table("quantity", "paper", "ours", "sd", "seeds")
     for row in result.rows:
         rows.add_row(
-            Text(row.quantity), number(row.paper), number(row.ours), number(row.sd), str(row.seeds)
+            Text(row.quantity),
+            cell_text(row.paper),
+            cell_text(row.ours),
+            cell_text(row.sd),
+            str(row.seeds),
         )
     claims = Table("claim", "value", "bound", "holds")
     for claim in result.claims:
-        claims.add_row(Text(claim.claim), number(claim.value), number(claim.bound), _verdict(claim))
+        claims.add_row(
+            Text(claim.claim), cell_text(claim.value), cell_text(claim.bound), _verdict(claim)
+        )
     return [rows, claims]
 
 
@@ -40,8 +46,8 @@ def overview(results: Sequence[Result]) -> Table:
                     "",
                     "",
                     Text(claim.claim, style="red"),
-                    number(claim.value),
-                    number(claim.bound),
+                    cell_text(claim.value),
+                    cell_text(claim.bound),
                 )
     return table
 

@@ -1,11 +1,17 @@
 """Every method of the package keeps the contract that engines rely on."""
 
+import inspect
 from contextlib import nullcontext
+from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
-from methods import METHODS, VARIANTS, remembering
+from methods import METHODS, OWN_BIAS, VARIANTS, remembering
 
+import covey
+from covey import models
 from covey.config.catalogue import METHODS as CATALOGUE
 from covey.core.algorithm import Local
 from covey.testing import check_method
@@ -85,3 +91,39 @@ def summed(key, down, memory, data):
 def test_a_broken_contract_is_told(changes, told):
     with pytest.raises((AssertionError, ValueError), match=told):
         check_method(broken(**changes))
+
+
+NEEDED = {  # options without a default, or without which an optimiser has no use
+    "ditto": {"proximal": 0.1},
+    "fedbe": {"server_rows": np.zeros((3, 2), np.float32)},
+    "fedpop": {"step_size": 1e-3},
+    "fedprox": {"proximal": 0.1},
+    "lg_fedavg": {"shared": "weight"},
+    "mixture": {"components": 2},
+    "pfedme": {"proximal": 2.0},
+}
+MODELS = {"fedpop": models.mixed_linear(), "fedrep": OWN_BIAS, "fedper": OWN_BIAS}
+OPTIMISERS = [
+    (name, option)
+    for name in METHODS
+    for option in inspect.signature(getattr(covey, name)).parameters
+    if option.endswith("_optimizer")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIMISERS)
+def test_an_optimiser_that_climbs_is_refused(name, option):
+    make = partial(getattr(covey, name), MODELS.get(name, models.linear()))
+    given = NEEDED.get(name, {})
+    with pytest.raises(ValueError, match=f"{option} moves along the gradient.*negative, or it has"):
+        make(**given, **{option: optax.sgd(-0.1)})
+    warming = optax.adam(optax.linear_schedule(0.0, 0.1, 10))  # its first update is 0
+    make(**given, **{option: warming})
+
+
+def test_an_optimiser_of_one_tree_of_parameters_is_not_tried():
+    labels = {"weight": "slow", "bias": "fast"}
+    by_part = optax.multi_transform({"slow": optax.sgd(0.01), "fast": optax.sgd(0.1)}, labels)
+    covey.fedavg(models.linear(), client_optimizer=by_part)
+    with pytest.raises(ValueError, match="client_optimizer moves along the gradient"):
+        covey.fedavg(models.linear(), client_optimizer=optax.scale_by_adam())

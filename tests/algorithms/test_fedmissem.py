@@ -448,7 +448,7 @@ def test_no_observer_sends_or_keeps_a_matrix():
     """At the size of the paper's data: a line of `rank` numbers for each site; both sides' memories
     at the client.
     """
-    data = FederatedData.from_arrays(np.zeros((10, 2), int), np.ones(10), np.arange(10))
+    data = FederatedData.from_arrays(np.zeros((10, 2), int), np.arange(10.0), np.arange(10))
     engine = Simulation(
         fedmissem(matrix_completion(rows=9721, columns=525, rank=2, family="poisson")), data, seed=0
     )

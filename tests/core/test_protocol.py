@@ -1,6 +1,8 @@
 """Messages survive nothing that would change them, and nothing in them is trusted."""
 
+import math
 import random
+import struct
 import tracemalloc
 import zlib
 from typing import NamedTuple
@@ -11,6 +13,7 @@ import pytest
 
 from covey.core import outline
 from covey.core.protocol import (
+    MOST_BYTES,
     NEVER,
     Envelope,
     Kind,
@@ -168,6 +171,10 @@ def test_nodes_that_both_sides_know():
     [
         ["array", "float32", [2**40, 2**40]],
         ["array", "float32", [0, 2**60]],
+        ["array", "float32", [0, 2**40]],
+        ["array", "float32", [2**40, 0]],
+        ["array", "float32", [0, 2**20, 2**20]],
+        ["array", "float32", [2**29, 0, 0]],
         ["array", "float32", [-1]],
         ["array", "float32", [True]],
         ["array", "object", [1]],
@@ -192,6 +199,25 @@ def test_outlines_that_are_none(text):
     arrays = pack([np.zeros(1, np.float32)] if "array" in str(text) else [])
     with pytest.raises(WireError):
         outline.unpack(join([pack_text(text), arrays]))
+
+
+def test_the_outline_of_an_array_without_values_is_bounded():
+    source = random.Random(2)
+    read = 0
+    for _ in range(500):
+        shape = [source.choice((0, 1, 3, 2**14, 2**28, 2**29, 2**40)) for _ in range(4)]
+        shape[source.randrange(4)] = 0
+        # NumPy cannot make some of these, and so their identity is written by hand
+        identity = struct.pack("<I", zlib.crc32(f"covey 2\nint8{shape}".encode()))
+        arrays = identity + struct.pack("<I", zlib.crc32(identity))
+        body = join([pack_text(["array", "int8", shape]), arrays])
+        if math.prod(n or 1 for n in shape) > MOST_BYTES:
+            with pytest.raises(WireError, match="an array cannot have the shape"):
+                outline.unpack(body)
+        else:
+            read += 1
+            assert outline.unpack(body).shape == tuple(shape)
+    assert 0 < read < 500
 
 
 def test_a_deep_outline_is_refused():

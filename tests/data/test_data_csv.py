@@ -2,9 +2,11 @@
 
 import gzip
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from covey.core.shard import Rows
 from covey.data import FederatedData
 from covey.data.csv_files import line_of, read
 
@@ -53,7 +55,12 @@ def test_latin_1(told):
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_an_empty_file(told, content):
-    assert "/a.csv is empty; a CSV file starts with a line of column names" in told(content)
+    assert told(content) == "/a.csv is empty; a CSV file starts with a line of column names"
+
+
+def test_a_header_without_rows(tmp_path):
+    with pytest.raises(ValueError, match=r"/all\.csv has a header and no rows; is it the right"):
+        table(tmp_path, "site,age,ill\n")
 
 
 def test_other_separators(told):
@@ -140,6 +147,36 @@ def test_a_constant_outcome(tmp_path):
     # one client of one value is no reason for a warning, nor are clients of a single row
     table(tmp_path, "site,age,ill\na,1,1\na,2,1\nb,3,0\nb,3,1\n")
     table(tmp_path, "site,age,ill\na,1,1\nb,3,0\nc,4,2\n")
+
+
+def test_an_outcome_without_a_name_that_is_constant():
+    x, ones, zeros = np.arange(4.0)[:, None], np.ones(4), np.zeros(4)
+    with pytest.warns(UserWarning, match="the outcome is 1 in all 4 rows: there is nothing"):
+        FederatedData.from_arrays(x, ones, [0, 0, 1, 1])
+    with pytest.warns(UserWarning, match="the outcome is 1 in all 8 rows"):
+        FederatedData.from_clients({"a": (x, ones), "b": (x, ones)})
+    with pytest.warns(UserWarning, match="the outcome is 0 in all 4 rows"):
+        FederatedData.from_rows(Rows(x, zeros), [3, 1], classes=2)
+    # zeros without classes are data without an outcome, and one hospital may have the ill only
+    FederatedData.from_rows(Rows(x, zeros), [3, 1])
+    FederatedData.from_clients({"a": (x, ones)})
+
+
+def test_two_columns_with_the_same_values(tmp_path):
+    rows = "a,1,1,1.0,0,0,0\na,0,2,2,0,0,0\nb,1,2,2,0,0,0\nb,0,,,0,1,1\n"
+    path = tmp_path / "all.csv"
+    path.write_text("site,ill,dose,dose2,nil,x,y\n" + rows + "c,1,2,2,0,1,0\n")
+    frame = pd.read_csv(path)
+    options = {"outcome": "ill", "allow_missing": True}
+    said = "^columns 'dose' and 'dose2' have the same values in all 5 rows: .* with `features`"
+    with pytest.warns(UserWarning, match=said) as caught:
+        FederatedData.from_table(path, client="site", **options)
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match=said):
+        FederatedData.from_tables(
+            {"a": frame[:2], "b": frame[2:]}, features=list(frame)[2:], **options
+        )
+    FederatedData.from_table(path, client="site", features=["dose", "nil", "x", "y"], **options)
 
 
 def test_a_given_split(tmp_path):

@@ -47,6 +47,19 @@ def test_a_folder_without_a_run_is_told(tmp_path):
     assert "there is no config.toml in it" in text
 
 
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"[method\n", r"config\.toml is not valid TOML: .*line 1.*; correct that line"),
+        (b"name = '\xff'", r"config\.toml is not UTF-8 text .*; save it as UTF-8"),
+    ],
+)
+def test_a_broken_configuration_is_named(going, content, wrong):
+    (going / "config.toml").write_bytes(content)
+    with pytest.raises(ValueError, match=wrong):
+        read_state(going)
+
+
 def test_a_page_of_a_run_that_is_going(going):
     content = content_of_files(going)
     assert content.live == "4-running"

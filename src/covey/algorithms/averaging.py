@@ -155,8 +155,19 @@ def optimizer_or(
     given: optax.GradientTransformation | None,
     option: str,
     method: str,
+    *,
+    descends: bool = True,
 ) -> optax.GradientTransformation:
-    """The optimiser that was given, checked, or the default."""
+    """The optimiser that was given, checked, or the default.
+
+    Args:
+        default: The optimiser where none is given.
+        given: The user's optimiser, or None.
+        option: Name of the option, for messages.
+        method: Name of the method, for messages.
+        descends: Whether its updates must point against the gradient; False for a transformation
+            whose result the method subtracts itself.
+    """
     if given is None:
         return default
     if not isinstance(given, optax.GradientTransformation):
@@ -166,7 +177,23 @@ def optimizer_or(
             f"{method}: {option} must be an Optax optimiser such as optax.sgd(0.1), got "
             f"{what if called else repr(given)}"
         )
+    if descends and _climbs(given):
+        raise ValueError(
+            f"{method}: {option} moves along the gradient, so that the loss rises: its step size "
+            "is negative, or it has none; give a positive one, e.g. optax.sgd(0.1)"
+        )
     return given
+
+
+def _climbs(optimizer: optax.GradientTransformation) -> bool:
+    """Whether the first update for a gradient of ones is positive in every entry."""
+    parameters, gradient = jnp.zeros(2), jnp.ones(2)
+    with jax.ensure_compile_time_eval():
+        try:
+            update, _ = optimizer.update(gradient, optimizer.init(parameters), parameters)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return False  # it is for one tree of parameters only, or needs the loss: none is here
+        return bool(np.all(np.asarray(update) > 0))
 
 
 def check_weighting(weighting: str, method: str = "") -> None:

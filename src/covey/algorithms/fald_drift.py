@@ -91,22 +91,22 @@ def effect(
 ) -> Drift:
     """What a pull b does to a posterior with this mean and covariance root root'.
 
-    For a Gaussian of unit variances in z a pull b moves the mean by b, and one of slope s along z
-    adds s to the precision.
+    For a Gaussian of unit variances in z a pull b moves the mean by b, and one with derivative s
+    along z adds s to the precision.
     """
     white, pull = np.linalg.solve(root, points - mean[:, None]), root.T @ b / 2
     count = pull.shape[1]
     design = np.column_stack([np.ones(count), white.T])
-    if len(white) > count // 4:  # too many slopes to be told apart
-        design, slope = design[:, :1], np.mean(pull * white, axis=1)
+    if len(white) > count // 4:  # too many derivatives to be told apart
+        design, derivative = design[:, :1], np.mean(pull * white, axis=1)
         fitted = np.linalg.lstsq(design, pull.T, rcond=None)[0]
     else:
         fitted = np.linalg.lstsq(design, pull.T, rcond=None)[0]
-        slope = np.diagonal(fitted[1:])
+        derivative = np.diagonal(fitted[1:])
     left = pull - (design @ fitted).T
     sd = np.sqrt(np.sum(root**2, axis=1))
     shift, noise = -root @ fitted[0] / sd, (root @ left) / sd[:, None]
-    return Drift(shift, noise.std(axis=1, ddof=1) / np.sqrt(count), -slope / 2)
+    return Drift(shift, noise.std(axis=1, ddof=1) / np.sqrt(count), -derivative / 2)
 
 
 def with_drift_check(posterior: Posterior, walk: Walk, gradient: Gradient) -> Posterior:

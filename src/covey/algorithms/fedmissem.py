@@ -15,7 +15,7 @@ from covey.algorithms.memory import check_memory, memory_rate_for, need_memory_r
 from covey.core.algorithm import Algorithm, Empty, Hooks, Local, no_state
 from covey.core.shard import Batch, Shard, all_rows, fold_batches, some_rows
 from covey.models.matrix_completion import MatrixModel
-from covey.models.matrix_steps import Factors, Part, is_cell, largest_multiplicity
+from covey.models.matrix_steps import Factors, LineBlock, is_cell, largest_multiplicity
 
 # observations at once in a pass over all of them; bounds the memory and changes no value beyond
 # rounding
@@ -58,7 +58,7 @@ class Down(NamedTuple):
     """U and V, the lines that this round is about, and alpha."""
 
     factors: Factors
-    part: Part
+    part: LineBlock
     memory_rate: Float[Array, ""]
 
 
@@ -73,7 +73,7 @@ class Pending(NamedTuple):
     """The client's state before the upload, the part that the upload is about, and alpha."""
 
     observer: Observer
-    part: Part
+    part: LineBlock
     memory_rate: Float[Array, "*clients"]
 
 

@@ -1,5 +1,6 @@
 """FedPA: federated posterior averaging (Al-Shedivat et al., 2021, algorithms 1, 3 and 4)."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,10 +16,20 @@ from covey.algorithms.averaging import (
     change,
     check_weighting,
     client_weight,
+    optimizer_or,
     server_step,
 )
 from covey.algorithms.laplace import laplace
-from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Posterior, no_state
+from covey.core.algorithm import (
+    Aggregate,
+    Algorithm,
+    Empty,
+    Hooks,
+    Local,
+    Plan,
+    Posterior,
+    no_state,
+)
 from covey.kernels.descent import descend_steps, mean_gradient, schedule
 from covey.kernels.iasg import Averaging, Minibatches, steps_of
 from covey.kernels.kernel import Kernel
@@ -169,8 +180,8 @@ def fedpa(
         _check_with_kernel(client_optimizer, burn_in_rounds, minibatches)
     check_weighting(weighting)
     gradient = mean_gradient(model.log_likelihood)
-    for_client = optax.sgd(0.1) if client_optimizer is None else client_optimizer
-    for_server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    for_client = optimizer_or(optax.sgd(0.1), client_optimizer, "client_optimizer", "fedpa")
+    for_server = optimizer_or(optax.sgd(1.0), server_optimizer, "server_optimizer", "fedpa")
     rows = schedule(batch_size=batch_size, epochs=1, steps=None).batch_size
     plan = Averaging(rows, burn_in_steps, steps_per_sample, minibatches)
 
@@ -220,13 +231,6 @@ def fedpa(
         after = server_step(for_server, before, Aggregate(deltas, (), scale, aggregate.count))
         return State(*after, state.round + 1), Empty()
 
-    def validate(plan):
-        if plan.rounds is not None and plan.rounds <= burn_in_rounds:
-            raise ValueError(
-                f"fedpa burns in for {burn_in_rounds} rounds, and rounds={plan.rounds} ends before "
-                "it begins; ask for more rounds, or for fewer burn_in_rounds"
-            )
-
     return Algorithm(
         name="fedpa",
         init=init,
@@ -242,8 +246,17 @@ def fedpa(
             axes=model.axes,
         ),
         exact=("scale",),
-        hooks=Hooks(validate=validate),
+        hooks=Hooks(validate=partial(_check_rounds, burn_in_rounds)),
     )
+
+
+def _check_rounds(burn_in_rounds: int, plan: Plan) -> None:
+    """A run must not end before its clients sample."""
+    if plan.rounds is not None and plan.rounds <= burn_in_rounds:
+        raise ValueError(
+            f"fedpa burns in for {burn_in_rounds} rounds, and rounds={plan.rounds} ends before "
+            "it begins; ask for more rounds, or for fewer burn_in_rounds"
+        )
 
 
 def _check_counts(

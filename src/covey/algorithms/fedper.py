@@ -32,7 +32,7 @@ def fedper(
     adapt_epochs: int = 50,
     weighting: Weighting = "rows",
 ) -> Algorithm:
-    """FedPer: clients train shared and personal parameters together and share the former.
+    """FedPer: clients train shared and personal parameters and send only the shared ones.
 
         client:  (phi_i, z_i) = optimiser steps on F_i from (phi, the z_i of its last round)
                  Delta_i = phi - phi_i

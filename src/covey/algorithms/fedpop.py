@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from covey.algorithms import fedpop_checks as checks
-from covey.algorithms.averaging import Info
+from covey.algorithms.averaging import Info, optimizer_or
 from covey.algorithms.fedpop_additions import RowPass, gradient_along_rows, temperature
 from covey.algorithms.fedpop_by_itself import Wanted, by_itself
 from covey.algorithms.fedpop_clients import Clients, with_any_draws
@@ -19,7 +19,7 @@ from covey.algorithms.fedpop_mode import Priors
 from covey.algorithms.fedpop_sampler import Down, Sampler
 from covey.algorithms.joint import Joint, Population, joint_of
 from covey.algorithms.louis import shared_posterior
-from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Posterior, keep
+from covey.core.algorithm import Aggregate, Algorithm, Empty, Hooks, Local, Posterior, keep
 from covey.core.shard import Spec, batches_of
 from covey.kernels.kernel import Kernel
 from covey.kernels.langevin import ula
@@ -187,22 +187,11 @@ def fedpop(
     personalised federated learning, algorithm 1.
     """
     need(model, MixedModel, "fedpop")
-    checks.check_numbers(
-        {
-            "step_size": float(jnp.asarray(step_size(0))) if callable(step_size) else step_size,
-            "phi_rate": phi_rate,
-            "phi_prior": phi_prior,
-            "beta_prior": beta_prior,
-            "phi_radius": phi_radius,
-        },
-        {
-            "draws": (draws, 1),
-            "burn_in": (burn_in, 0),
-            "adapt_burn_in": (adapt_burn_in, 0),
-            "predictive_draws": (predictive_draws, 1),
-            "batch_size": (batch_size, 1),
-        },
-    )
+    first_step = float(jnp.asarray(step_size(0))) if callable(step_size) else step_size
+    checks.check_positive(step_size=first_step, phi_rate=phi_rate, phi_radius=phi_radius)
+    checks.check_positive(phi_prior=phi_prior, beta_prior=beta_prior)
+    checks.check_at_least(1, draws=draws, predictive_draws=predictive_draws, batch_size=batch_size)
+    checks.check_at_least(0, burn_in=burn_in, adapt_burn_in=adapt_burn_in)
     if step_size is None:
         checks.check_by_itself(
             kernel=kernel,
@@ -218,11 +207,7 @@ def fedpop(
             anneal=anneal,
         )
         wanted = Wanted(draws, burn_in, predictive_draws, adapt_burn_in)
-        joint = joint_of(model, effects or _GAUSSIAN)
-        checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
-        # Plain numbers, which can be compared: equal methods share programs.
-        priors = Priors(*(None if one is None else float(one) for one in (phi_prior, beta_prior)))
-        return by_itself(joint, priors, wanted)
+        return _without_a_step_size(model, effects, phi_prior, beta_prior, wanted)
     joint, draws = joint_of(model, effects), 10 if draws is None else draws
     checks.check_choices(scaling, average, anneal)
     checks.check_phi(phi_rate, batch_size, phi_box, phi_radius)
@@ -230,11 +215,10 @@ def fedpop(
     checks.check_law(joint, effects, phi_rate, centred=centred, learns_beta=learns_beta)
     sampler = Sampler(joint, ula() if kernel is None else kernel, step_size)
     clients = Clients(sampler, burn_in, adapt_burn_in, predictive_draws or draws)
-    # Gradients are huge where a fit begins far off; a short memory of their squares forgets them.
-    usual = optax.adam(0.01, b2=0.95)
-    phi_usual = usual if phi_rate is None else optax.sgd(1.0)
-    phi_ascent = _Ascent(phi_optimizer or phi_usual, phi_prior, _projection(phi_box, phi_radius))
-    beta_ascent = _Ascent(beta_optimizer or usual, beta_prior, joint.law.project)
+    for_phi, for_beta = _optimizers(phi_optimizer, beta_optimizer, phi_rate)
+    phi_ascent = _Ascent(for_phi, phi_prior, _projection(phi_box, phi_radius))
+    beta_ascent = _Ascent(for_beta, beta_prior, joint.law.project)
+    server = _Server(joint, phi_ascent, beta_ascent, scaling, average, phi_rate)
     along = None if phi_rate is None else RowPass(phi_rate, batch_size)
 
     def broadcast(state):
@@ -258,26 +242,11 @@ def fedpop(
         up = gradient if joint.law.learned else gradient._replace(beta=Empty())
         return Local(up, personal, info)
 
-    def server(key, state, aggregate):
-        gradient, count = sum_over_clients(scaling, state.clients, aggregate)
-        gradient, particles = completed(key, joint, state.theta, state.particles, gradient, count)
-        # A pass over the rows moves phi by phi_rate times the gradient: the server takes the mean.
-        unit = 1.0 if phi_rate is None else phi_rate / jnp.maximum(count, 1.0)
-        theta, beta_memory = state.theta, state.beta_optimizer
-        phi, phi_memory = phi_ascent.step(gradient.phi, state.phi_optimizer, theta.phi, unit)
-        beta = theta.beta
-        if joint.law.learned:
-            beta, beta_memory = beta_ascent.step(gradient.beta, beta_memory, beta)
-        theta = Population(phi, beta)
-        mean = Empty() if average is None else _averaged(average, state, theta)
-        done = state.round + 1
-        return State(theta, phi_memory, beta_memory, particles, mean, state.clients, done), Empty()
-
     method = Algorithm(
         name="fedpop",
-        init=partial(_first_state, joint, phi_ascent, beta_ascent, scaling, average),
+        init=server.first_state,
         broadcast=broadcast,
-        server=server,
+        server=server.step,
         init_client=lambda key, down, data: sampler.start(down.theta, draws),
         client=client,
         commit=keep,
@@ -293,6 +262,36 @@ def fedpop(
         hooks=Hooks(validate=partial(checks.check_plan, scaling=scaling, anneal=anneal)),
     )
     return with_any_draws(clients, method)
+
+
+def _without_a_step_size(
+    model: MixedModel,
+    effects: Law | None,
+    phi_prior: float | None,
+    beta_prior: float | None,
+    wanted: Wanted,
+) -> Algorithm:
+    """FedPop from the maximum of the marginal likelihood, with nothing to be set."""
+    joint = joint_of(model, effects or _GAUSSIAN)
+    checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
+    # Plain numbers, which can be compared: equal methods share programs.
+    priors = Priors(*(None if one is None else float(one) for one in (phi_prior, beta_prior)))
+    return by_itself(joint, priors, wanted)
+
+
+def _optimizers(
+    for_phi: optax.GradientTransformation | None,
+    for_beta: optax.GradientTransformation | None,
+    phi_rate: float | None,
+) -> tuple[optax.GradientTransformation, optax.GradientTransformation]:
+    """The optimisers of phi and beta: those that were given, or the usual ones."""
+    # Gradients are huge where a fit begins far off; a short memory of their squares forgets them.
+    usual = optax.adam(0.01, b2=0.95)
+    phi_usual = usual if phi_rate is None else optax.sgd(1.0)
+    return (
+        optimizer_or(phi_usual, for_phi, "phi_optimizer", "fedpop"),
+        optimizer_or(usual, for_beta, "beta_optimizer", "fedpop"),
+    )
 
 
 class _Ascent(NamedTuple):
@@ -315,37 +314,64 @@ class _Ascent(NamedTuple):
         return self.project(optax.apply_updates(at, updates)), memory
 
 
-def _first_state(
-    joint: Joint,
-    phi_ascent: _Ascent,
-    beta_ascent: _Ascent,
-    scaling: str,
-    average: float | None,
-    key: Key[Array, ""],
-    spec: Spec,
-) -> State:
-    """The server's state before the first round."""
-    if scaling == "ratio" and spec.clients is None:
-        raise ValueError(
-            "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use "
-            "'inverse_probability'"
+class _Server(NamedTuple):
+    """The server: its first state, and its step.
+
+    Attributes:
+        joint: The model and the law of the effects.
+        phi_ascent: The step in phi.
+        beta_ascent: The step in beta.
+        scaling: How uploads of a cohort estimate the sum over all clients.
+        average: Share of the rounds that is averaged over, None for the last iterate.
+        phi_rate: Step of phi per row in a client's pass; None where clients send one gradient.
+    """
+
+    joint: Joint
+    phi_ascent: _Ascent
+    beta_ascent: _Ascent
+    scaling: str
+    average: float | None
+    phi_rate: float | None
+
+    def first_state(self, key: Key[Array, ""], spec: Spec) -> State:
+        """The server's state before the first round."""
+        if self.scaling == "ratio" and spec.clients is None:
+            raise ValueError(
+                "fedpop: scaling='ratio' needs the number of clients, Spec.clients; or use "
+                "'inverse_probability'"
+            )
+        model, law = self.joint
+        key_model, key_law, key_particles = jax.random.split(key, 3)
+        # One key for both: the body and the head of a network should be of the same draw.
+        phi, start = model.init(key_model, spec), model.init_effects(key_model, spec)
+        checks.warn_of_limits(model, phi, start)
+        beta = Empty() if model.law is not None else law.init(key_law, start, spec)
+        theta = Population(phi, beta)
+        return State(
+            theta,
+            self.phi_ascent.optimizer.init(phi),
+            self.beta_ascent.optimizer.init(beta) if law.learned else Empty(),
+            Empty() if law.normaliser is None else law.normaliser.init(key_particles, beta),
+            Empty() if self.average is None else theta,
+            clients=jnp.asarray(spec.clients or 0, float),
+            round=jnp.int32(0),
         )
-    model, law = joint
-    key_model, key_law, key_particles = jax.random.split(key, 3)
-    # One key for both: the body and the head of a network should be of the same draw.
-    phi, start = model.init(key_model, spec), model.init_effects(key_model, spec)
-    checks.warn_of_limits(model, phi, start)
-    beta = Empty() if model.law is not None else law.init(key_law, start, spec)
-    theta = Population(phi, beta)
-    return State(
-        theta,
-        phi_ascent.optimizer.init(phi),
-        beta_ascent.optimizer.init(beta) if law.learned else Empty(),
-        Empty() if law.normaliser is None else law.normaliser.init(key_particles, beta),
-        Empty() if average is None else theta,
-        clients=jnp.asarray(spec.clients or 0, float),
-        round=jnp.int32(0),
-    )
+
+    def step(self, key: Key[Array, ""], state: State, aggregate: Aggregate) -> tuple[State, Empty]:
+        """One step up the log-posterior in phi and beta."""
+        joint, theta = self.joint, state.theta
+        gradient, count = sum_over_clients(self.scaling, state.clients, aggregate)
+        gradient, particles = completed(key, joint, theta, state.particles, gradient, count)
+        # A pass over the rows moves phi by phi_rate times the gradient: the server takes the mean.
+        unit = 1.0 if self.phi_rate is None else self.phi_rate / jnp.maximum(count, 1.0)
+        phi, phi_memory = self.phi_ascent.step(gradient.phi, state.phi_optimizer, theta.phi, unit)
+        beta, beta_memory = theta.beta, state.beta_optimizer
+        if joint.law.learned:
+            beta, beta_memory = self.beta_ascent.step(gradient.beta, beta_memory, beta)
+        theta = Population(phi, beta)
+        mean = Empty() if self.average is None else _averaged(self.average, state, theta)
+        done = state.round + 1
+        return State(theta, phi_memory, beta_memory, particles, mean, state.clients, done), Empty()
 
 
 def _averaged(share: float, state: State, theta: Population) -> Population:

@@ -17,16 +17,18 @@ from covey.models.mixed import MixedModel
 _ROUNDS_TO_TRY, _CLIENTS_TO_TRY = 64, 2**20  # in cohorts that are looked at for unequal weights
 
 
-def check_numbers(
-    positive: dict[str, float | None], at_least: dict[str, tuple[int | None, int]]
-) -> None:
-    """Errors for values out of range, by the name of the option."""
-    for name, value in positive.items():
+def check_positive(**options: int | float | None) -> None:
+    """Errors for values that are given and not above 0, by the name of the option."""
+    for name, value in options.items():
         if value is not None and not value > 0:
             raise ValueError(f"fedpop: {name} must be above 0, got {value:g}")
-    for name, (value, bound) in at_least.items():
-        if value is not None and value < bound:
-            raise ValueError(f"fedpop: {name} must be at least {bound}, got {value}")
+
+
+def check_at_least(least: int, **options: int | None) -> None:
+    """Errors for counts that are given and too small, by the name of the option."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise ValueError(f"fedpop: {name} must be at least {least}, got {value}")
 
 
 def check_phi(

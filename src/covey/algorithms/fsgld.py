@@ -163,10 +163,7 @@ def fsgld(
     need_positive("fsgld", step_size=step_size)
     need_counts("fsgld", local_steps=local_steps, chains=chains)
     check_batch("fsgld", batch_size)
-    if not jitter >= 0:
-        raise ValueError(f"fsgld: jitter must be at least 0, got {jitter:g}")
-    if chance not in get_args(Chance):
-        raise ValueError(f"fsgld: chance must be 'equal' or 'rows', got {chance!r}")
+    _check_options(jitter, chance)
     recording = Recording(burn_in, thinning, keep)
     check_recording("fsgld", recording)
     log_prior = log_prior_of("fsgld", model, prior)
@@ -279,6 +276,13 @@ def _examples(spec: Spec) -> int:
     if spec.clients is None or spec.examples is None:
         raise ValueError("fsgld: the numbers of clients and of their training rows must be known")
     return spec.examples
+
+
+def _check_options(jitter: int | float, chance: str) -> None:
+    if not jitter >= 0:
+        raise ValueError(f"fsgld: jitter must be at least 0, got {jitter:g}")
+    if chance not in get_args(Chance):
+        raise ValueError(f"fsgld: chance must be 'equal' or 'rows', got {chance!r}")
 
 
 def _check_cohort(plan: Plan, chance: Chance) -> None:

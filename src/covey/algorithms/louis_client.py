@@ -67,7 +67,7 @@ def client_information(
             key_near, log_density, around, some, lambda z: joint.log_effects(theta, z), draws
         )
 
-    def half(key):
+    def moments_of_half(key):
         """Independent draws, and the moments of the score that they give."""
         drawn = drawn_by(key)
 
@@ -83,7 +83,7 @@ def client_information(
         )
 
     keys = jax.random.split(key, (BATCHES, 2)).reshape(-1)
-    halves = jax.lax.map(half, keys)
+    halves = jax.lax.map(moments_of_half, keys)
     one, other = (jax.tree.map(lambda leaf, at=at: leaf[at::2], halves) for at in (0, 1))
     # The product of two independent means: that of one with itself would be too large on average.
     outer = jax.vmap(jnp.outer)(one.mean, other.mean)

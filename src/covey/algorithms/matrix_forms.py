@@ -13,7 +13,7 @@ from covey.algorithms.memory import remembered
 from covey.core.algorithm import Empty
 from covey.core.shard import Batch
 from covey.models.matrix_completion import MatrixModel
-from covey.models.matrix_steps import COLUMNS, ROWS, Factors, Part, Sums, lines_of
+from covey.models.matrix_steps import COLUMNS, ROWS, Factors, LineBlock, Sums, lines_of
 
 Form = Literal["alternating", "svd"]
 
@@ -49,13 +49,15 @@ class MatrixForm(NamedTuple):
     """
 
     nothing: Callable[[], PyTree]
-    sums: Callable[[Factors, Part, Batch], PyTree]
-    part: Callable[[Int[Array, ""]], Part]
+    sums: Callable[[Factors, LineBlock, Batch], PyTree]
+    part: Callable[[Int[Array, ""]], LineBlock]
     no_memory: Callable[[], PyTree]
-    recalled: Callable[[Any, Part], PyTree]
-    remembered: Callable[[Any, Part, PyTree, Float[Array, ""]], PyTree]
-    used: Callable[[Part], Int[Array, ""]] | None
-    moved: Callable[[Moved, Part, Any, Float[Array, ""], Float[Array, ""], Float[Array, ""]], Moved]
+    recalled: Callable[[Any, LineBlock], PyTree]
+    remembered: Callable[[Any, LineBlock, PyTree, Float[Array, ""]], PyTree]
+    used: Callable[[LineBlock], Int[Array, ""]] | None
+    moved: Callable[
+        [Moved, LineBlock, Any, Float[Array, ""], Float[Array, ""], Float[Array, ""]], Moved
+    ]
 
 
 def matrix_form(model: MatrixModel, form: Form, lines_per_upload: int | None) -> MatrixForm:
@@ -86,19 +88,19 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
     """Sums for some lines of one side, which move."""
     blocks = [-(-side // lines) for side in model.shape]
 
-    def part(step: Int[Array, ""]) -> Part:
+    def part(step: Int[Array, ""]) -> LineBlock:
         index = step % sum(blocks)
         on_rows = index < blocks[0]
-        return Part(
+        return LineBlock(
             jnp.where(on_rows, jnp.int32(ROWS), jnp.int32(COLUMNS)),
             lines * jnp.where(on_rows, index, index - blocks[0]),
         )
 
-    def used(part: Part) -> Int[Array, ""]:
+    def used(part: LineBlock) -> Int[Array, ""]:
         whole = jnp.where(jnp.asarray(part.side) == ROWS, *model.shape)
         return jnp.minimum(whole - part.first, lines)
 
-    def recalled(memory: Sides, part: Part) -> Sums:
+    def recalled(memory: Sides, part: LineBlock) -> Sums:
         def of(leaf: Array) -> Array:
             return lines_of(part, lines, leaf)[1] if leaf.shape[0] else leaf
 
@@ -107,7 +109,7 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
             lambda one, other: jnp.where(part.side == ROWS, one, other), rows, columns
         )
 
-    def moved_memory(memory: Sides, part: Part, sent: Sums, rate: Float[Array, ""]) -> Sides:
+    def moved_memory(memory: Sides, part: LineBlock, sent: Sums, rate: Float[Array, ""]) -> Sides:
         def add(leaf: Array, more: Array, side: int) -> Array:
             if not leaf.shape[0]:
                 return leaf
@@ -124,7 +126,7 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
             )
         )
 
-    def moved(before: Moved, part: Part, total: Sums, completions, ridge, gamma) -> Moved:
+    def moved(before: Moved, part: LineBlock, total: Sums, completions, ridge, gamma) -> Moved:
         target = model.step(before.factors, part, total, completions, ridge)
         factors = jax.tree.map(lambda old, new: old + gamma * (new - old), before.factors, target)
         return before._replace(factors=factors)
@@ -144,7 +146,7 @@ def _alternating(model: MatrixModel, lines: int) -> MatrixForm:
 def _svd(model: MatrixModel) -> MatrixForm:
     """The residuals of all cells, from which the server completes S."""
 
-    def moved(before: Moved, part: Part, total: Array, completions, ridge, gamma) -> Moved:
+    def moved(before: Moved, part: LineBlock, total: Array, completions, ridge, gamma) -> Moved:
         completed = model.mean(before.factors, jnp.arange(model.shape[0])) + total / completions
         statistics = before.statistics + gamma * (completed - before.statistics)
         return Moved(model.maximise(statistics, before.factors, completions, ridge), statistics)
@@ -152,7 +154,7 @@ def _svd(model: MatrixModel) -> MatrixForm:
     return MatrixForm(
         nothing=lambda: jnp.zeros(model.shape),
         sums=lambda factors, part, batch: model.residuals(factors, batch),
-        part=lambda step: Part(jnp.int32(ROWS), jnp.int32(0)),
+        part=lambda step: LineBlock(jnp.int32(ROWS), jnp.int32(0)),
         no_memory=lambda: jnp.zeros(model.shape),
         recalled=lambda memory, part: memory,
         remembered=lambda memory, part, sent, rate: remembered(memory, sent, rate),

@@ -137,5 +137,5 @@ def frozen_steps(
     if not 0 <= momentum < 1:
         raise ValueError(f"{name}: momentum must be at least 0 and below 1, got {momentum:g}")
     average = optax.ema(momentum, debias=False)
-    chosen = optimizer_or(average, statistics, "statistics", name)
+    chosen = optimizer_or(average, statistics, "statistics", name, descends=False)
     return Frozen(optax.chain(chosen, optax.scale(-step_size)))

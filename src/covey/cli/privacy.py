@@ -81,7 +81,7 @@ def plan_command(
     """
     with mistakes_in_one_line():
         from covey.privacy.planning import plan
-        from covey.report.tables import number
+        from covey.report.tables import cell_text
 
         proposals = plan(
             epsilon=epsilon,
@@ -107,10 +107,10 @@ def plan_command(
         for name in ("S of N", "rounds", "rho", "largest step_size", "rdp", "theorem", "pld"):
             table.add_column(name, justify="right")
         for one in proposals:
-            spent = [number(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
+            spent = [cell_text(one.spent.get(name)) for name in ("rdp", "theorem", "pld")]
             size = f"{one.cohort_size} of {clients}"
             table.add_row(
-                size, str(one.rounds), f"{one.correlation:g}", number(one.step_size), *spent
+                size, str(one.rounds), f"{one.correlation:g}", cell_text(one.step_size), *spent
             )
         console.print(table)
         console.print(

@@ -87,8 +87,8 @@ METHODS: dict[str, Factory] = {
 
 
 def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
-    """Those available by a CSV file of 0 and 1, a line a client and a column a round; `size` draws
-    that many first.
+    """Those available by a CSV file of 0 and 1, one row per client and one column per round;
+    `size` draws that many first.
     """
     try:
         available = np.loadtxt(path, delimiter=",", ndmin=2)

@@ -1,12 +1,12 @@
 """The number of components of a mixture, chosen by held-out likelihood."""
 
 import math
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from covey.config.configuration import Configuration, ConfigurationError, build, execute, method_of
+from covey.core import toml_files
 from covey.runs.run import Run
 
 CANDIDATES = (1, 2, 3, 4)
@@ -85,7 +85,7 @@ def decided(
         return settings
     recorded = directory / "config.toml"
     if resume and recorded.exists():
-        return _with(settings, tomllib.loads(recorded.read_text("utf-8"))["method"]["components"])
+        return _with(settings, toml_files.read(recorded)["method"]["components"])
     parts = build(_with(settings, CANDIDATES[0]))
     if not parts.data.counts("validation").any():
         raise ConfigurationError(

@@ -6,7 +6,7 @@ transport.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
@@ -307,22 +307,19 @@ def averaged_over(algorithm: Algorithm, draws: int) -> Algorithm:
     return found(int(draws))
 
 
-def no_client_posterior(algorithm: Algorithm) -> str:
-    """Why there are no posterior draws of a client's own parameters, and what there is instead."""
-    if algorithm.posterior.shared is not None:
-        instead = "it samples the shared parameters: see run.posterior.shared"
+def no_posterior(algorithm: Algorithm, of: Literal["shared", "client"]) -> str:
+    """Why there is no posterior of the shared or of a client's own parameters, and what there is
+    instead.
+    """
+    shared = of == "shared"
+    parameters = "the shared parameters" if shared else "a client's own parameters"
+    if (algorithm.posterior.client if shared else algorithm.posterior.shared) is None:
+        instead = "it finds one estimate: see run.state and run.predict, or the report of the run"
+    elif shared:
+        instead = "it samples each client's own: see run.posterior.client(name) (--client NAME)"
     else:
-        instead = "it finds one estimate: see run.state and run.predict"
-    return f"{algorithm.name} has no posterior of a client's own parameters; {instead}"
-
-
-def no_shared_posterior(algorithm: Algorithm) -> str:
-    """Why there is no posterior of the shared parameters, and what there is instead."""
-    if algorithm.posterior.client is not None:
-        instead = "it samples each client's own: see run.posterior.client(name)"
-    else:
-        instead = "it finds one estimate: see run.state and run.predict"
-    return f"{algorithm.name} has no posterior of the shared parameters; {instead}"
+        instead = "it samples the shared parameters: see run.posterior.shared (--shared)"
+    return f"{algorithm.name} has no posterior of {parameters}; {instead}"
 
 
 def no_state(*_: object) -> Empty:

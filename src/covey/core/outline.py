@@ -22,7 +22,7 @@ from covey.core.wire import WireError
 
 _MOST_DEPTH = 32
 _MOST_AXES = 16
-_MOST_VALUES = 2**48  # of an array, with axes of length 0 counted as 1
+_MOST_VALUES = 2**48  # of an array, whatever the cap of a message
 
 
 def custom_nodes(*trees: PyTree) -> list[Any]:
@@ -151,7 +151,9 @@ def _likes_of(children: list[Any], depth: int) -> Iterator[jax.ShapeDtypeStruct]
 
 def _array(dtype: str, shape: list[Any]) -> jax.ShapeDtypeStruct:
     whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
-    if not whole or len(shape) > _MOST_AXES or math.prod(max(n, 1) for n in shape) > _MOST_VALUES:
+    # Where an axis has length 0, the message has no bytes that bound the others: they count alone.
+    most = protocol.MOST_BYTES if 0 in shape else _MOST_VALUES
+    if not whole or len(shape) > _MOST_AXES or math.prod(n or 1 for n in shape) > most:
         raise WireError(f"an array cannot have the shape {shape!r:.100}")
     if dtype not in wire.DTYPES:
         raise WireError(f"an array cannot have the type {dtype!r:.50}")

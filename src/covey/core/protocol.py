@@ -275,9 +275,9 @@ def unpack_text(body: bytes) -> Any:
         raise WireError(f"a text of {len(body)} bytes is over the cap of {MOST_TEXT}")
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
     except (ValueError, RecursionError) as error:
-        raise WireError(f"the text is no JSON: {error}") from error
+        raise WireError(f"the text is not JSON: {error}") from error
     return value
 
 
@@ -290,7 +290,7 @@ def unpack_refusal(body: bytes) -> Refusal:
     """The refusal of a body.
 
     Raises:
-        WireError: It is no refusal.
+        WireError: It is not a refusal.
     """
     value = unpack_text(body)
     if not isinstance(value, dict) or set(value) != set(Refusal._fields):
@@ -372,7 +372,7 @@ def _name(raw: bytes) -> str:
     try:
         name = raw.decode()
     except UnicodeDecodeError as error:
-        raise WireError("a name is no UTF-8") from error
+        raise WireError("a name is not UTF-8") from error
     if not (0 < len(raw) <= _MOST_NAME and name.isprintable()):
         raise WireError(
             f"a name has 1 to {_MOST_NAME} bytes of printable characters, got {name!r:.100}"
@@ -381,4 +381,4 @@ def _name(raw: bytes) -> str:
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")

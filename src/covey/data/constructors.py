@@ -28,6 +28,7 @@ class Constructors(ClientRows):
         names: Values | None = None,
         splits: Values | None = None,
         features: Sequence[str] | None = None,
+        outcome: str | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
@@ -43,6 +44,7 @@ class Constructors(ClientRows):
             names: What reports call the clients. Default: the ids.
             splits: "train", "validation" or "test" for each row. Default: all are training rows.
             features: Names of the columns of x, for models and summaries. Default: no names.
+            outcome: Name of the outcome, for warnings. Default: no name.
             classes: Number of labels 0, 1, ..., or None for a numeric outcome.
             allow_missing: Whether features may be NaN; `standardised` fills them.
             drop_empty: Whether to leave out clients without rows.
@@ -82,6 +84,8 @@ class Constructors(ClientRows):
             rows, ends, name_of, classes=classes, allow_missing=allow_missing, columns=features
         )
         rows = values.settled(rows, classes)
+        if isinstance(rows, Rows) and rows.y.ndim == 1 and not isinstance(rows.y, np.memmap):
+            values.warn_if_constant(rows.y, counts, outcome=outcome, classes=classes)
         bounds = np.stack([ends - counts, ends, ends, ends], axis=1)
         if splits is not None:
             codes = assembly.codes_of(np.asarray(splits), ends, name_of)
@@ -103,6 +107,7 @@ class Constructors(ClientRows):
         classes: int | None = None,
         names: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
+        outcome: str | None = None,
         allow_missing: bool = False,
     ) -> Data:
         """Data from all rows together and, for each, the client that owns it.
@@ -120,6 +125,7 @@ class Constructors(ClientRows):
             classes: Number of labels 0, 1, ..., or None for a numeric outcome.
             names: What reports call the clients, in the order of `clients`. Default: their labels.
             features: Names of the columns of x. Default: no names.
+            outcome: Name of the outcome, for warnings. Default: no name.
             allow_missing: Whether features may be NaN; `standardised` fills them.
 
         Returns:
@@ -162,6 +168,7 @@ class Constructors(ClientRows):
             names=names if names is not None or is_id else labels.astype(str),
             splits=given,
             features=features,
+            outcome=outcome,
             classes=classes,
             allow_missing=allow_missing,
         )
@@ -173,6 +180,7 @@ class Constructors(ClientRows):
         *,
         splits: Mapping[str, Values] | None = None,
         features: Sequence[str] | None = None,
+        outcome: str | None = None,
         classes: int | None = None,
         allow_missing: bool = False,
         drop_empty: bool = False,
@@ -185,6 +193,7 @@ class Constructors(ClientRows):
             splits: For each client's name, "train", "validation" or "test" for each of its rows.
                 Default: all are training rows.
             features: Names of the columns of x. Default: no names.
+            outcome: Name of the outcome, for warnings. Default: no name.
             classes: Number of labels 0, 1, ..., or None for a numeric outcome.
             allow_missing: Whether features may be NaN; `standardised` fills them.
             drop_empty: Whether to leave out clients without rows.
@@ -216,6 +225,7 @@ class Constructors(ClientRows):
             if splits is None
             else np.concatenate([np.asarray(splits[name], str) for name in tables]),
             features=features,
+            outcome=outcome,
             classes=classes,
             allow_missing=allow_missing,
             drop_empty=drop_empty,
@@ -267,16 +277,14 @@ class Constructors(ClientRows):
             allow_missing=allow_missing,
             warn_if_empty=not drop_empty,
         )
-        owner = np.repeat(list(found), [len(table.y) for table in found.values()])
-        values.warn_if_constant(
-            outcome, np.concatenate([table.y for table in found.values()]), owner
-        )
+        frames.warn_of_equal_columns(columns, [table.x for table in found.values()])
         return cls.from_clients(
             {name: (table.x, table.y) for name, table in found.items()},
             splits=None
             if split_column is None
             else {name: table.splits for name, table in found.items() if table.splits is not None},
             features=columns,
+            outcome=outcome,
             classes=classes,
             allow_missing=allow_missing,
             drop_empty=drop_empty,
@@ -324,6 +332,8 @@ class Constructors(ClientRows):
         """
         as_text = [client] if split_column is None else [client, split_column]
         frame, source = frames.read(table, "the table", as_text=as_text)
+        if clients is None and not len(frame):
+            raise ValueError(f"{source.name} has a header and no rows; is it the right table?")
         owner = frames.owners(frame, client, source)
         if source.path is not None:
             owner = frames.as_numbers(owner.astype(str))
@@ -335,7 +345,7 @@ class Constructors(ClientRows):
         )
         if not allow_missing:
             frames.refuse_missing(x, columns, owner, source)
-        values.warn_if_constant(outcome, y, owner.astype(str))
+        frames.warn_of_equal_columns(columns, [x])
         return cls.from_arrays(
             x,
             y,
@@ -343,6 +353,7 @@ class Constructors(ClientRows):
             clients=clients,
             splits=splits,
             features=columns,
+            outcome=outcome,
             classes=classes,
             allow_missing=allow_missing,
         )

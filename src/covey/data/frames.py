@@ -1,5 +1,6 @@
 """From tables with named columns to arrays. Errors name the file, the line and the value."""
 
+import hashlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # import of pandas here.
 PathLike: TypeAlias = str | Path
 Table: TypeAlias = Union["pandas.DataFrame", str, Path]
+
+
+_SHOWN_PAIRS = 3
 
 
 class Source(NamedTuple):
@@ -81,10 +85,7 @@ def read(
         (8, 'line 2')
     """
     if isinstance(table, PathLike):
-        try:
-            return csv_files.read(Path(table), as_text=as_text), Source(str(table), Path(table))
-        except ValueError as error:
-            raise ValueError(f"table {name!r}: {error}") from error
+        return csv_files.read(Path(table), as_text=as_text), Source(str(table), Path(table))
     twice = table.columns[table.columns.duplicated()]
     if len(twice):
         raise ValueError(f"{name}: two columns have the name {twice[0]!r}; rename one")
@@ -334,8 +335,48 @@ def refuse_missing(
     raise ValueError(
         f"client {str(client)!r} has {missing[rows].sum()} missing (NaN) feature cells in"
         f" {source.name}: {cells}; fill or remove them, or pass allow_missing=True and fill them"
-        " with standardised()"
+        " with standardised() ([data] allow_missing = true and standardise = true in a"
+        " configuration)"
     )
+
+
+def warn_of_equal_columns(
+    columns: Sequence[str], tables: Sequence[Float64[np.ndarray, "_ features"]]
+) -> None:
+    """Warn of feature columns with the same values in every row of all tables.
+
+    Constant columns are left out: tables of images have many pixels that are always 0.
+
+    Args:
+        columns: Names of the feature columns.
+        tables: The features of each table.
+
+    Example:
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_equal_columns(["dose", "dose2"], [np.array([[1.0, 1.0], [2.0, 2.0]])])
+        >>> str(caught[0].message)[:55]
+        "columns 'dose' and 'dose2' have the same values in all "
+    """
+    seen: dict[bytes, str] = {}
+    pairs: list[str] = []
+    for index, column in enumerate(columns):
+        parts = [x[:, index] + 0.0 for x in tables if len(x)]  # -0.0 and 0.0 are one value
+        if not parts or all(np.all(part == parts[0][0]) for part in parts):
+            continue
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(part.tobytes())
+        first = seen.setdefault(digest.digest(), column)
+        if first != column:
+            pairs.append(f"{first!r} and {column!r}")
+    if pairs:
+        shown = "; ".join(pairs[:_SHOWN_PAIRS]) + ("; ..." if len(pairs) > _SHOWN_PAIRS else "")
+        warnings.warn(
+            f"columns {shown} have the same values in all {sum(map(len, tables))} rows: their"
+            " coefficients cannot be told apart; leave one of them out with `features`",
+            stacklevel=2,
+        )
 
 
 def check_columns(frame: "pandas.DataFrame", columns: Sequence[str], source: Source) -> None:

@@ -70,40 +70,50 @@ def check_rows(
 
 
 def warn_if_constant(
-    outcome: str, y: Shaped[np.ndarray, " rows"], owner: Shaped[np.ndarray, " rows"]
+    y: Shaped[np.ndarray, " rows"],
+    counts: Int[np.ndarray, " clients"],
+    *,
+    outcome: str | None = None,
+    classes: int | None = None,
 ) -> None:
-    """Warn where an outcome has one value in all rows, or one value within each client.
+    """Warn where an outcome has one value in all rows or, if it has a name, within each client.
 
     One client with a constant outcome is no reason: in a small hospital every patient may be ill.
-    Clients with a single row do not count.
+    Clients with a single row do not count. Zeros without a name and without classes stand for data
+    without an outcome, as models of x alone have them.
 
     Args:
-        outcome: Name of the outcome's column.
-        y: Outcome of each row.
-        owner: Client of each row.
+        y: Outcome of each row, client after client.
+        counts: Rows of each client.
+        outcome: Name of the outcome's column, None if it has none.
+        classes: Number of labels, or None for a numeric outcome.
 
     Example:
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     warn_if_constant("ill", np.ones(3), np.array(["a", "a", "b"]))
+        ...     warn_if_constant(np.ones(3), np.array([2, 1]), outcome="ill")
         >>> str(caught[0].message)[:38]
         "the outcome 'ill' is 1 in all 3 rows: "
     """
     if len(y) < 2:
         return
     if np.all(y == y[0]):
-        warnings.warn(
-            f"the outcome {outcome!r} is {y[0]:g} in all {len(y)} rows: there is nothing to learn;"
-            " is it the right column?",
-            stacklevel=2,
-        )
+        absent = outcome is None and classes is None and y[0] == 0
+        if not absent and (outcome is not None or np.count_nonzero(counts) > 1):
+            name = "" if outcome is None else f" {outcome!r}"
+            warnings.warn(
+                f"the outcome{name} is {y[0]:g} in all {len(y)} rows: there is nothing to learn;"
+                " is it the right column?",
+                stacklevel=2,
+            )
         return
-    _, code, counts = np.unique(owner, return_inverse=True, return_counts=True)
-    lowest, highest = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
-    np.minimum.at(lowest, code, y)
-    np.maximum.at(highest, code, y)
-    several = counts > 1
-    if several.sum() > 1 and np.all(lowest[several] == highest[several]):
+    if outcome is None:
+        return
+    filled = counts[counts > 0]
+    starts = np.cumsum(filled) - filled
+    several = filled > 1
+    varies = np.minimum.reduceat(y, starts) != np.maximum.reduceat(y, starts)
+    if several.sum() > 1 and not np.any(varies[several]):
         warnings.warn(
             f"the outcome {outcome!r} does not vary within any client: every client has one value"
             " in all its rows; is it a property of the client and not of the row?",
@@ -268,7 +278,8 @@ def _check_features(leaf: np.ndarray, owners: _Owners, allow_missing: bool) -> N
             leaf,
             np.isnan,
             "missing (NaN) feature cells",
-            "fill or remove them, or pass allow_missing=True and fill them with standardised()",
+            "fill or remove them, or pass allow_missing=True and fill them with standardised() "
+            "([data] allow_missing = true and standardise = true in a configuration)",
         )
     owners.refuse(
         leaf,

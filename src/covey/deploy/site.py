@@ -193,7 +193,7 @@ class SiteHandler:
             words = " ".join(study.words())
             self._log("approved", study=study.name, what=f"approved by the owner's rule. {words}")
         self._forget(study.name)
-        found = site_study.begun(self.site, study, server=server, position=position)
+        found = site_study.begin_study(self.site, study, server=server, position=position)
         self._studies[study.name] = found
         return found.part.describe()
 

@@ -202,7 +202,7 @@ def read_setup(site: SiteFile, study: str) -> Setup | None:
         ) from None
 
 
-def begun(site: SiteFile, study: Study, *, server: str, position: int) -> StudyAtSite:
+def begin_study(site: SiteFile, study: Study, *, server: str, position: int) -> StudyAtSite:
     """A study that has just been described to the site, or is described again.
 
     Args:

@@ -18,7 +18,7 @@ from covey.core.algorithm import (
     State,
     averaged_over,
     evaluate,
-    no_client_posterior,
+    no_posterior,
 )
 from covey.core.keys import Stream, key_for
 from covey.core.metrics import Metric
@@ -115,7 +115,7 @@ class Evaluator:
         """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
         drawn, named = self._drawn, jnp.asarray(chains, jnp.int32)
         if drawn is None:
-            raise ValueError(no_client_posterior(self.algorithm))
+            raise ValueError(no_posterior(self.algorithm, "client"))
         chunks = self._chunks(
             rows, t, down, take, seen, "train", clients, min(self.chunk, len(clients))
         )

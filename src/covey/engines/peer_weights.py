@@ -33,7 +33,7 @@ def total_weight(setup: Setup, storage: Shard) -> Float[Array, ""]:
     """The sum of the weights of all peers' uploads, at the first round."""
 
     @jax.jit
-    def total(server, storage):
+    def sum_of_weights(server, storage):
         def weight(client_id, start, count):
             data = Shard(storage.rows, start, count, storage.capacity)
             down = setup.algorithm.broadcast(server)
@@ -45,7 +45,7 @@ def total_weight(setup: Setup, storage: Shard) -> Float[Array, ""]:
         ids = jnp.arange(len(storage.count))
         return jnp.sum(jax.vmap(weight)(ids, storage.start, storage.count))
 
-    return total(setup.first_server(), storage)
+    return sum_of_weights(setup.first_server(), storage)
 
 
 def typical_weight(setup: Setup) -> float:

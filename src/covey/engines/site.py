@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from covey.core import outline, protocol, wire
-from covey.core.algorithm import Message, State, no_client_posterior
+from covey.core.algorithm import Message, State, no_posterior
 from covey.core.keys import Stream, key_for, message_key
 from covey.core.metrics import Metric
 from covey.core.node import Node
@@ -312,7 +312,7 @@ class Site:
         """Posterior draws, on the leading axis."""
         programs = self._programs(self.store.load())
         if programs.draws is None:
-            raise ValueError(no_client_posterior(programs.algorithm))
+            raise ValueError(no_posterior(programs.algorithm, "client"))
         key = jax.random.fold_in(key_for(programs.root, Stream.DRAWS, t, self.client_id), chain)
         return programs.draws(key, down, self.state(t, down), self.data["train"], count)
 

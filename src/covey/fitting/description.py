@@ -39,7 +39,9 @@ class Moments(NamedTuple):
         mean = float(known.mean())
         return cls(float(len(known)), mean, float(np.sum((known - mean) ** 2)))
 
-    def __add__(self, other: "Moments") -> "Moments":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __add__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Moments"
+    ) -> "Moments":
         count = self.count + other.count
         if not count:
             return self

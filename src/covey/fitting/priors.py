@@ -115,7 +115,9 @@ class Statistics(NamedTuple):
             Moments.of(rows.y),
         )
 
-    def __add__(self, other: "Statistics") -> "Statistics":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __add__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, other: "Statistics"
+    ) -> "Statistics":
         return Statistics(
             {name: one + other.columns[name] for name, one in self.columns.items()},
             {name: one and other.binary[name] for name, one in self.binary.items()},

@@ -18,8 +18,7 @@ from covey.core.algorithm import (
     Algorithm,
     Approximation,
     Chains,
-    no_client_posterior,
-    no_shared_posterior,
+    no_posterior,
 )
 from covey.core.shard import Axis
 from covey.data.federated import FederatedData
@@ -84,7 +83,7 @@ class RunPosterior:
             return SharedChains(shared, self._collected, self._origin)
         if isinstance(shared, Approximation):
             return SharedApproximation(shared, self._fitted(), self._key, self._origin)
-        raise ValueError(no_shared_posterior(self._method))
+        raise ValueError(no_posterior(self._method, "shared"))
 
     def client(self, client: Client, *, data: FederatedData | None = None) -> "ClientPosterior":
         """The posterior of one client's own parameters.
@@ -113,7 +112,7 @@ class RunPosterior:
             data: Other data, for unseen clients.
         """
         if self._method.posterior.client is None:
-            raise ValueError(no_client_posterior(self._method))
+            raise ValueError(no_posterior(self._method, "client"))
         here = self._data.replaced_by(data)
         wanted = range(here.clients) if clients is None else map(here.position_of, clients)
         positions = np.array(list(wanted), int)

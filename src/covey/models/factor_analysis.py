@@ -37,7 +37,7 @@ class Regressions(NamedTuple):
     square: Float[Array, "*clients features"]
 
 
-class Posterior(NamedTuple):
+class FactorPosterior(NamedTuple):
     """The factors of each row given its observed features; and the observed features as
     deviations from the mean, zero where missing.
     """
@@ -223,7 +223,7 @@ def _log_likelihood(theta: FactorAnalysis, rows: Rows) -> Float[Array, " rows"]:
     return -0.5 * (square + log_det - jnp.linalg.slogdet(found.covariance)[1])
 
 
-def posterior(theta: FactorAnalysis, x: Float[Array, "rows features"]) -> Posterior:
+def posterior(theta: FactorAnalysis, x: Float[Array, "rows features"]) -> FactorPosterior:
     """The factors of rows with missing features, given those observed."""
     observed = ~jnp.isnan(x)
     deviation = jnp.where(observed, x - theta.means, 0.0)
@@ -232,4 +232,4 @@ def posterior(theta: FactorAnalysis, x: Float[Array, "rows features"]) -> Poster
     )
     covariance = jnp.linalg.inv(precision + jnp.eye(theta.loadings.shape[-1]))
     mean = jnp.einsum("nab,nb->na", covariance, (deviation / theta.variances) @ theta.loadings)
-    return Posterior(mean, covariance, deviation, observed)
+    return FactorPosterior(mean, covariance, deviation, observed)

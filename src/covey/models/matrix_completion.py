@@ -16,8 +16,8 @@ from covey.models.latent import given_or
 from covey.models.matrix_steps import (
     Curvature,
     Factors,
+    LineBlock,
     Matrix,
-    Part,
     Sums,
     maximise,
     no_sums,
@@ -61,9 +61,9 @@ class MatrixModel(NamedTuple):
     ridge: float
     curvature: Curvature
     init: Callable[[Key[Array, ""], Spec], Factors]
-    sums: Callable[[Factors, Part, int, Batch], Sums]
+    sums: Callable[[Factors, LineBlock, int, Batch], Sums]
     no_sums: Callable[[int], Sums]
-    step: Callable[[Factors, Part, Sums, Float[Array, ""], Float[Array, ""]], Factors]
+    step: Callable[[Factors, LineBlock, Sums, Float[Array, ""], Float[Array, ""]], Factors]
     residuals: Callable[[Factors, Batch], Float[Array, "rows columns"]]
     maximise: Callable[
         [Float[Array, "rows columns"], Factors, Float[Array, ""], Float[Array, ""]], Factors

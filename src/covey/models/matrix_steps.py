@@ -26,7 +26,7 @@ class Factors(NamedTuple):
     columns: Float[Array, "*clients columns width"]
 
 
-class Part(NamedTuple):
+class LineBlock(NamedTuple):
     """Lines of one side of the matrix, from the index `first` on; how many is the length of the
     sums.
     """
@@ -91,7 +91,7 @@ def largest_multiplicity(data: Shard) -> Float[Array, ""]:
     return jnp.max(jnp.where(there, run, 0)).astype(float)
 
 
-def lines_of(part: Part, lines: int, values: Array) -> tuple[Int[Array, " lines"], Array]:
+def lines_of(part: LineBlock, lines: int, values: Array) -> tuple[Int[Array, " lines"], Array]:
     """The indices of a part's lines in an array of lines, out of range past the last, and its
     values there, zero past the last.
     """
@@ -146,7 +146,7 @@ def _masked(batch: Batch, seen: _Seen, values: Float[Array, " rows"]) -> Float[A
     return jnp.where(batch.mask, jnp.where(seen.wrong, jnp.nan, values), 0.0)
 
 
-def sums(m: Matrix, factors: Factors, part: Part, lines: int, batch: Batch) -> Sums:
+def sums(m: Matrix, factors: Factors, part: LineBlock, lines: int, batch: Batch) -> Sums:
     """gradient_j = sum of score v_l and curvature_j = sum of curvature v_l v_l', over the cells
     (j, l) of the part's lines.
     """
@@ -184,7 +184,7 @@ def residuals(m: Matrix, factors: Factors, batch: Batch) -> Float[Array, "rows c
 def step(
     m: Matrix,
     factors: Factors,
-    part: Part,
+    part: LineBlock,
     total: Sums,
     completions: Float[Array, ""],
     ridge: Float[Array, ""],
@@ -255,7 +255,7 @@ def maximise(
         gap = completions * (statistics - m.family.mean(theta))
         gap, other = (gap, factors.columns) if which == ROWS else (gap.T, factors.rows)
         total = no_sums(m, len(gap))._replace(gradient=gap @ _design(m, other))
-        return step(m, factors, Part(which, 0), total, completions, ridge)
+        return step(m, factors, LineBlock(which, 0), total, completions, ridge)
 
     return jax.lax.fori_loop(0, SWEEPS, lambda _, both: side(side(both, ROWS), COLUMNS), factors)
 

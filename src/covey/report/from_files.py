@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from covey.core import toml_files
 from covey.report.content import Content, Settings, Traffic
 from covey.report.measures import convergence_of, fairness_of, messages_of, pooled_measures
 from covey.report.units import duration, in_bytes
@@ -68,13 +68,12 @@ def read_state(directory: Path) -> RunState:
         Its state. A last row of the metrics that is not yet whole is left out.
 
     Raises:
-        ValueError: The directory holds no run.
+        ValueError: The directory holds no run, or its configuration is not TOML.
     """
     config = directory / "config.toml"
     if not config.exists():
         raise ValueError(f"{directory} holds no run: there is no config.toml in it")
-    settings = config.read_text("utf-8")
-    tables: dict[str, Any] = tomllib.loads(settings)
+    tables = toml_files.read(config)
     run = tables.get("run", {})
     return RunState(
         name=run.get("name") or directory.resolve().name,
@@ -82,7 +81,7 @@ def read_state(directory: Path) -> RunState:
         metrics=_metrics(directory / "metrics.jsonl"),
         rounds=run.get("rounds"),
         running=_is_held(directory / "lock"),
-        settings=settings,
+        settings=config.read_text("utf-8"),
         tables=tables,
     )
 

@@ -37,6 +37,6 @@ def summary_table(title: str, summary: "pd.DataFrame", probability: float) -> li
     return [table, f"{len(summary) - len(shown)} lines more: {way} all with --out FILE.csv"]
 
 
-def number(value: float | int | None) -> str:
+def cell_text(value: float | int | None) -> str:
     """A cell of a table: four digits; empty where there is no value."""
     return "" if value is None else f"{value:.4g}"

@@ -138,7 +138,7 @@ class Advancing:
             kept = (
                 "not saved"
                 if self._directory is None
-                else f"saved in {self._directory.path}; resume=True continues from there"
+                else f"saved in {self._directory.path}; --resume (resume=True) continues from there"
             )
             of = "" if target is None else f" of {target}"
             raise KeyboardInterrupt(f"stopped after round {self.round}{of}: {kept}")
@@ -283,7 +283,7 @@ class Advancing:
         if newest > self.round:
             raise ValueError(
                 f"{directory.path} has moved on to round {newest}, this run is at {self.round}: "
-                "resume=True continues from there"
+                "--resume (resume=True) continues from there"
             )
         directory.cut_metrics(newest)
         directory.append(self._records[newest:])

@@ -68,8 +68,8 @@ def missing_clients(
         return None
     return (
         f"it needs all clients in every round, and in {waited} rounds in a row {why}. Nothing was "
-        "learned in them: mend the client and go on with run.advance(20), or leave it out "
-        "(data.hold_out)"
+        "learned in them: repair the client and continue with run.advance(20) or `covey run "
+        "--resume`, or leave it out (data.hold_out, or [data] hold_out in a configuration)"
     )
 
 
@@ -83,7 +83,8 @@ def warn_of_a_rise(records: Sequence[Record]) -> None:
         warnings.warn(
             f"the training loss rose from {first:.4g} to "
             f"{'a value that is not finite' if last is None else f'{last:.4g}'} in "
-            f"{len(records)} rounds: the fit is worse than its start; make the step size smaller",
+            f"{len(records)} rounds: the fit is worse than its start; make the step size "
+            "smaller, and see that it is above 0",
             stacklevel=4,
         )
 

@@ -3,29 +3,13 @@ it.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from covey.core.toml_files import read as read
 
 Value: TypeAlias = str | int | float | bool | list | Mapping  # what TOML can hold, dates aside
 Tables: TypeAlias = Mapping[str, Mapping[str, Value]]
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The tables of a file.
-
-    Raises:
-        ValueError: It is not TOML; the message names the file and the line.
-    """
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}; correct that line") from error
 
 
 def text_of(tables: Tables) -> str:

@@ -1,7 +1,7 @@
 """Who is asked, who is waited for, who is left out and taken in again; threads stand for sites."""
 
+import math
 import threading
-import time
 
 import pytest
 
@@ -34,7 +34,15 @@ class Sites:
     def ask(self, deadline: float = 0.3, quorum: int = 1) -> dict[str, bytes]:
         self.posted = []
         messages = {site: site.encode() + b"12" for site in SITES}
-        return self.transport.exchange(messages, deadline=deadline, quorum=quorum)
+        # An exchange that would wait for a deadline that never comes fails instead: `Stopped`.
+        forever = threading.Timer(60.0, self.abort.set) if deadline == math.inf else None
+        if forever is not None:
+            forever.start()
+        try:
+            return self.transport.exchange(messages, deadline=deadline, quorum=quorum)
+        finally:
+            if forever is not None:
+                forever.cancel()
 
 
 def test_each_site_gets_its_own_message_and_the_answers_come_by_site():
@@ -59,14 +67,12 @@ def test_after_two_missed_exchanges_nobody_waits_for_a_site_until_it_asks_for_wo
     sites = Sites(patience=2)
     sites.silent = {"b"}
     sites.ask(), sites.ask()
-    start = time.monotonic()
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
-    assert time.monotonic() - start < 20.0  # it did not wait for the deadline
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
     assert "b" not in sites.posted
     assert sites.transport.status()["now"]["away"] == ["b"]
     sites.silent = set()
     sites.transport.saw("b")
-    assert set(sites.ask(deadline=30.0)) == set(SITES)
+    assert set(sites.ask(deadline=math.inf)) == set(SITES)
     assert sites.transport.status()["now"]["away"] == []
 
 
@@ -74,7 +80,7 @@ def test_one_missed_exchange_is_forgiven_by_an_answer():
     sites = Sites(patience=2)
     for silent in ({"b"}, set(), {"b"}, set()):
         sites.silent = silent
-        sites.ask(deadline=30.0 if not silent else 0.2)
+        sites.ask(deadline=math.inf if not silent else 0.2)
         assert "b" in sites.posted
 
 
@@ -82,9 +88,7 @@ def test_a_site_that_missed_an_exchange_and_does_not_fetch_its_message_is_not_wa
     sites = Sites(patience=5, pickup=0.1)
     sites.silent = {"b"}
     sites.ask()
-    start = time.monotonic()
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
-    assert time.monotonic() - start < 20.0
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
 
 
 def test_sites_that_are_away_are_asked_where_the_others_are_below_the_quorum():
@@ -111,9 +115,7 @@ def test_a_refusal_is_not_waited_for_and_is_remembered():
     sites = Sites()
     sites.silent = {"b"}
     threading.Timer(0.1, sites.transport.refuse, ("b", "too large")).start()
-    start = time.monotonic()
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
-    assert time.monotonic() - start < 20.0
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
     status = sites.transport.status()
     assert [(one["site"], one["reason"]) for one in status["refusals"]] == [("b", "too large")]
     assert status["now"]["late"] == []
@@ -124,21 +126,19 @@ def test_a_site_that_is_gone_is_not_waited_for_until_it_asks_for_work():
     sites = Sites()
     sites.silent = {"b"}
     threading.Timer(0.1, sites.transport.lose, ("b",)).start()
-    start = time.monotonic()
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
     assert "b" not in sites.posted
-    assert time.monotonic() - start < 20.0
     sites.silent = set()
     sites.transport.saw("b")
-    assert set(sites.ask(deadline=30.0)) == set(SITES)
+    assert set(sites.ask(deadline=math.inf)) == set(SITES)
 
 
 def test_sites_without_a_process_for_the_job_are_away():
     sites = Sites()
     sites.transport.expect(["a", "c"])
     sites.silent = {"b"}
-    assert set(sites.ask(deadline=30.0)) == {"a", "c"}
+    assert set(sites.ask(deadline=math.inf)) == {"a", "c"}
     assert sites.posted == ["a", "c"]
 
 
@@ -157,5 +157,5 @@ def test_a_study_that_is_aborted_withdraws_its_messages():
     sites.silent = set(SITES)
     threading.Timer(0.1, sites.abort.set).start()
     with pytest.raises(Stopped, match="aborted"):
-        sites.ask(deadline=30.0)
+        sites.ask(deadline=math.inf)
     assert sites.withdrawn == 1

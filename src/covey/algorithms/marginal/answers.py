@@ -18,6 +18,7 @@ from covey.algorithms.marginal.client import (
     information_jet,
     jet_and_gain,
 )
+from covey.algorithms.marginal.initialisation import Moments, moments
 from covey.algorithms.marginal.parameters import Settings, Theta
 from covey.algorithms.marginal.products import (
     MOST_KEPT,
@@ -28,7 +29,6 @@ from covey.algorithms.marginal.products import (
     recollected,
     remembered,
 )
-from covey.algorithms.marginal.start import Moments, moments
 from covey.core import tree
 from covey.core.algorithm import Empty, Local
 from covey.core.shard import Batch, Rows, Shard

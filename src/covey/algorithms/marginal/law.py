@@ -191,9 +191,9 @@ class Law(NamedTuple):
         se = np.sqrt(np.sum((jacobian @ self.spread) ** 2, axis=1))
         width = norm.ppf(0.5 + probability / 2)
         kind = np.array([name.partition("[")[0] for name in self.names])
-        there, back, slope = _curves(kind, estimate)
+        there, back, derivative = _curves(kind, estimate)
         with np.errstate(all="ignore"):
-            lower, upper = (back(there + side * width * se * slope) for side in (-1, 1))
+            lower, upper = (back(there + side * width * se * derivative) for side in (-1, 1))
         table = pd.DataFrame(
             {"estimate": estimate, "se": se, "lower": lower, "upper": upper},
             index=pd.Index(self.names, name="parameter"),
@@ -263,10 +263,10 @@ def _curves(kind: np.ndarray, estimate: np.ndarray):
     with np.errstate(all="ignore"):
         there = np.where(positive, np.log(np.abs(estimate)), estimate)
         there = np.where(bounded, np.arctanh(np.clip(estimate, -1, 1)), there)
-        slope = np.where(positive, 1 / np.abs(estimate), 1.0)
-        slope = np.where(bounded, 1 / (1 - estimate**2), slope)
+        derivative = np.where(positive, 1 / np.abs(estimate), 1.0)
+        derivative = np.where(bounded, 1 / (1 - estimate**2), derivative)
 
     def back(values):
         return np.where(positive, np.exp(values), np.where(bounded, np.tanh(values), values))
 
-    return there, back, slope
+    return there, back, derivative

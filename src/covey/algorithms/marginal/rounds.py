@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from covey.algorithms.marginal.answers import Down, Up
 from covey.algorithms.marginal.checks import check_fit
 from covey.algorithms.marginal.client import Information, coefficients_of
+from covey.algorithms.marginal.initialisation import Moments, start
 from covey.algorithms.marginal.parameters import (
     Scales,
     Settings,
@@ -19,7 +20,6 @@ from covey.algorithms.marginal.parameters import (
     default_scales,
     logarithms,
 )
-from covey.algorithms.marginal.start import Moments, start
 from covey.algorithms.marginal.state import State, limited, log_prior_at, theta_of
 from covey.core import tree
 from covey.core.algorithm import Aggregate, Empty
