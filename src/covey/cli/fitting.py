@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from covey.cli import stopping
 from covey.cli.compiling import compile_quickly
-from covey.cli.consoles import console, mistakes_in_one_line
+from covey.cli.consoles import code_of, console, mistakes_in_one_line, tell_of_stop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,25 +64,29 @@ def fit_command(
     seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
 ) -> None:
     """Fit a regression with random effects to one table per site."""
-    with mistakes_in_one_line():
+    folder = out or _unused(Path("runs") / _outcome_of(formula))
+    with mistakes_in_one_line(), stopping.says(lambda: _stopped(folder)):
         if method == "marginal":
             compile_quickly()
         from covey.fitting.fit import fit
 
-        folder = out or _unused(Path("runs") / _outcome_of(formula))
-        found = fit(
-            formula,
-            data,
-            family=family,
-            estimate=estimate,  # pyright: ignore[reportArgumentType]  # checked by fit
-            method=method,
-            priors=priors,
-            missing=missing,  # pyright: ignore[reportArgumentType]
-            weights=weights,
-            client=client,
-            out=folder,
-            seed=seed,
-        )
+        try:
+            found = fit(
+                formula,
+                data,
+                family=family,
+                estimate=estimate,  # pyright: ignore[reportArgumentType]  # checked by fit
+                method=method,
+                priors=priors,
+                missing=missing,  # pyright: ignore[reportArgumentType]
+                weights=weights,
+                client=client,
+                out=folder,
+                seed=seed,
+            )
+        except KeyboardInterrupt as interrupt:
+            tell_of_stop(_stopped(folder))
+            raise typer.Exit(code_of(interrupt)) from None
         _print_fit(found)
         console.print(Text(f"written to {folder}"), soft_wrap=True)
 
@@ -104,7 +109,7 @@ def predict_command(
     ] = None,
 ) -> None:
     """Predictions for new rows: mean, and 50 and 90 % intervals."""
-    with mistakes_in_one_line():
+    with mistakes_in_one_line(), stopping.says(lambda: "stopped before the rows were predicted"):
         from covey.fitting.store import load_fit
 
         found = load_fit(folder)
@@ -172,6 +177,15 @@ def compare_command(
             console.print(Text(f"{name}: {formula}"), soft_wrap=True)
         _print_table(table)
         console.print(Text(table.attrs["test"]), soft_wrap=True)
+
+
+def _stopped(folder: Path) -> str:
+    """What to say when a fit is stopped."""
+    if (folder / "fit.json").exists():
+        return f"stopped; the fit is saved in {folder}; `covey report {folder}` writes its report"
+    if (folder / "config.toml").exists():
+        return f"stopped before the fit was done; to start again, remove {folder} or choose --out"
+    return "stopped before the fit was done; nothing was saved"
 
 
 def _print_fit(found: "Fit") -> None:

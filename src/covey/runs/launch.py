@@ -102,7 +102,7 @@ def run(
 
     Raises:
         BudgetSpentError: The privacy budget allows fewer rounds than were asked for; none is run.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM, once the checkpoint is written.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM during rounds, once the checkpoint is written.
 
     Example:
         >>> import covey
