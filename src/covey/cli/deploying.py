@@ -147,11 +147,18 @@ def fit_command(
         str | None,
         typer.Option(
             "--family",
-            help="gaussian, bernoulli, binomial, poisson or negative_binomial; by the outcome.",
+            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
+            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
+            "cbind() and p(), else gaussian; name it for counts.",
         ),
     ] = None,
     estimate: Annotated[
-        str, typer.Option("--estimate", help="posterior, ml or reml.")
+        str,
+        typer.Option(
+            "--estimate",
+            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
+            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
+        ),
     ] = "posterior",
     missing: Annotated[
         str, typer.Option("--missing", help="Rows with missing values: drop, impute or indicator.")

@@ -35,13 +35,28 @@ def fit_command(
         str | None,
         typer.Option(
             "--family",
-            help="gaussian, bernoulli, binomial, poisson or negative_binomial; by the outcome.",
+            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
+            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
+            "cbind() and p(), else gaussian; name it for counts.",
         ),
     ] = None,
     estimate: Annotated[
-        str, typer.Option("--estimate", help="posterior, ml or reml.")
+        str,
+        typer.Option(
+            "--estimate",
+            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
+            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
+        ),
     ] = "posterior",
-    method: Annotated[str, typer.Option("--method", help="marginal, fedpop or fald.")] = "marginal",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="Method of the fit: marginal integrates the random effects out, in about a dozen "
+            "rounds; fedpop and, without random effects, fald draw posterior samples, where its "
+            "approximation is in doubt.",
+        ),
+    ] = "marginal",
     priors: Annotated[
         Path | None,
         typer.Option("--priors", help="A TOML file with priors by term.", metavar="FILE.toml"),

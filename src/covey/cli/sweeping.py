@@ -40,7 +40,11 @@ def sweep_command(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", help="Measure of the validation rows to choose by; nll.", metavar="MEASURE"
+            "--by",
+            help="Measure of the validation rows to choose the settings by. Default: nll, the mean "
+            "negative log-likelihood of a row; e.g. accuracy where only the predicted class "
+            "counts.",
+            metavar="MEASURE",
         ),
     ] = None,
     workers: Annotated[
