@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call, write_config
+from covey.runs.interrupt import Stopped
 
 # A command in which one function compiles without end: a signal comes while XLA is at work.
 SCRIPT = """
@@ -120,3 +121,23 @@ def test_a_sweep_stopped_by_sigterm_goes_on_by_the_same_command(tmp_path):
     assert process.returncode == 143, err
     assert err.splitlines()[-1] == "stopped; the same command goes on with it"
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("config.toml", "stopped before the fit was done; to start again, remove "),
+        ("fit.json", "stopped; the fit is saved in "),
+    ],
+)
+def test_a_fit_stopped_between_rounds_says_what_is_left(tmp_path, monkeypatch, written, told):
+    def stopped_fit(*_, out, **__):
+        out.mkdir()
+        (out / written).touch()
+        raise Stopped("stopped after round 3: saved", signal.SIGTERM)
+
+    monkeypatch.setattr("covey.fitting.fit.fit", stopped_fit)
+    code, said = call("fit", "y ~ x", "--data", "sites.csv", "--out", tmp_path / "fit")
+    assert code == 143
+    assert said.startswith(f"{told}{tmp_path / 'fit'}")
+    assert len(said.splitlines()) == 1

@@ -30,7 +30,7 @@ from covey.engines.record import Diverged
 from covey.models import gaussian_mixture, linear, logistic
 from covey.runs.digest import data_digest
 from covey.runs.evaluation import Evaluation
-from covey.runs.interrupt import StopRequest
+from covey.runs.interrupt import Stopped, StopRequest
 from covey.runs.launch import run
 from covey.runs.run import Run
 
@@ -334,6 +334,20 @@ def test_a_second_ctrl_c_stops_at_once(capsys):
             os.kill(os.getpid(), 2)
     with pytest.raises(KeyboardInterrupt):  # outside of a run Ctrl-C is itself again
         os.kill(os.getpid(), 2)
+
+
+@pytest.mark.usefixtures("_hearing")
+def test_a_second_signal_is_for_the_handler_that_a_program_has_set():
+    heard = []
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    with StopRequest():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard == []
+        with pytest.raises(Stopped, match="stopped at once") as caught:
+            os.kill(os.getpid(), signal.SIGINT)
+    assert heard == [caught.value.number] == [signal.SIGINT]
+    os.kill(os.getpid(), signal.SIGINT)  # and so is one after the run
+    assert len(heard) == 2
 
 
 def test_threads_leave_ctrl_c_alone():
