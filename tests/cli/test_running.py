@@ -73,7 +73,7 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path, number
     wait_for_round(process, run, reached + 20)
     process.send_signal(number)
     code, _, err = finish(process)
-    assert code == 130, err
+    assert code == 128 + number, err
     assert f"to continue: covey run {run}/config.toml --resume --out {run}" in err
     assert "stopped after round" in err
     assert "Traceback" not in err

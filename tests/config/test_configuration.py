@@ -56,6 +56,7 @@ def tables(**changes: object) -> dict:
             {"data__name": "hart_disease"},
             "data.name: unknown data 'hart_disease'; did you mean 'heart_disease'?",
         ),
+        ({"method__name": "zzz"}, "method.name: unknown method 'zzz' (known: em, "),
         ({"model": {}}, "model.name: needs one of linear, logistic"),
         ({"model": {"name": 3}}, "model.name: needs one of linear, logistic"),
         ({"model": 3}, "model: a table is needed, got 3"),
@@ -340,6 +341,8 @@ def test_everything_named_has_readable_options_and_a_description(named):
     for name, factory in named.items():
         options_of(factory)
         assert described(named)[name], name
+        if named is not DATA:  # a whole sentence, on one line
+            assert described(named)[name].endswith("."), name
 
 
 def test_optimisers_are_those_of_optax():
@@ -446,7 +449,18 @@ def test_posterior_averaging_and_clusters_from_plain_values():
 
 
 OWN = """
+from typing import NamedTuple
+
 import covey
+
+
+class State(NamedTuple):
+    x: int
+
+
+def _zeros():
+    return 0
+
 
 def mine(model: covey.models.Model, *, batch_size: int = 4) -> covey.Algorithm:
     return covey.mb_sgd(model, batch_size=batch_size)._replace(name="mine")
@@ -479,7 +493,9 @@ def test_a_method_of_a_users_own_file_runs_and_resumes_from_anywhere(config, tmp
     ("name", "told"),
     [
         ("absent.py:mine", "method.name: .*absent.py does not exist"),
-        ("own.py:other", "has no function 'other'; it has mine"),
+        ("own.py:other", r"has no function 'other' \(it has: mine\)"),
+        ("own.py:mime", r"has no function 'mime'; did you mean 'mine'\? \(it has: mine\)"),
+        ("own.py", "'own.py' is a file without a function; write FILE.py:FUNCTION"),
         ("broken.py:mine", "broken.py cannot be imported: ZeroDivisionError"),
     ],
 )
@@ -489,6 +505,74 @@ def test_files_that_are_no_methods_are_named(config, tmp_path, monkeypatch, name
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=told):
         configuration.read(config, overrides=[f'method.name="{name}"'])
+
+
+WRONG = """
+import covey
+
+
+def no_adapt():
+    functions = covey.mb_sgd(covey.models.logistic())._asdict()
+    del functions["adapt"]
+    return covey.Algorithm(**functions)
+
+
+def no_server():
+    return covey.mb_sgd(covey.models.logistic())._replace(server=None)
+
+
+def nothing():
+    return 3
+
+
+def broken():
+    raise RuntimeError("no luck")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("no_adapt", "the covey.Algorithm that it makes has no adapt; a method needs a name and"),
+        ("no_server", "the method 'mb_sgd' has server=None: server must be a function"),
+        ("nothing", "it returned int; a method returns a covey.Algorithm"),
+        ("broken", "RuntimeError: no luck; COVEY_DEBUG=1 shows the line"),
+    ],
+)
+def test_a_factory_of_a_users_file_that_makes_no_method_is_named(config, tmp_path, function, told):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    name = f'method.name="{tmp_path}/wrong.py:{function}"'
+    start, end = (text := config.read_text()).index("[method]"), text.index("[cohort]")
+    config.write_text(f"{text[:start]}[method]\n\n{text[end:]}")
+    settings = configuration.read(config, overrides=[name])
+    with pytest.raises(ConfigurationError) as caught:
+        configuration.method_of(settings)
+    assert str(caught.value).startswith(f"method.name: {tmp_path}/wrong.py:{function}: {told}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_users_file_is_looked_for_beside_the_configuration_first(config, tmp_path, monkeypatch):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+        (folder / "own.py").write_text(OWN)
+    (elsewhere / "other.py").write_text(OWN)
+    start, end = (text := config.read_text()).index("[method]"), text.index("[cohort]")
+    study = here / "study.toml"
+    study.write_text(f'{text[:start]}[method]\nname = "own.py:mine"\n\n{text[end:]}')
+    monkeypatch.chdir(elsewhere)
+    settings = configuration.read(study, overrides=["run.rounds=2"])
+    assert settings.tables["method"]["name"] == f"{here}/own.py:mine"
+    found = configuration.read(study, overrides=['method.name="other.py:mine"'])
+    assert found.tables["method"]["name"] == f"{elsewhere}/other.py:mine"
+    with pytest.raises(ConfigurationError, match=r"here/no.py and .*elsewhere/no.py do not exist"):
+        configuration.read(study, overrides=['method.name="no.py:mine"'])
+
+    parts, out = configuration.build(settings), tmp_path / "run"
+    configuration.execute(settings, parts, out=out, progress=False)
+    again = configuration.read(out / "config.toml", overrides=["run.rounds=3"])
+    done = configuration.execute(again, parts, out=out, resume=True, progress=False)
+    assert done.round == 3
 
 
 @pytest.mark.parametrize("rate", [-0.1, 0.0, 1e30])

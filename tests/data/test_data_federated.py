@@ -330,3 +330,14 @@ def test_rows_in_a_part_are_those_of_its_clients_in_turn():
     for split in ("train", "validation", "test"):
         each = [data.rows_of(position, split).x for position in range(2)]
         np.testing.assert_array_equal(data.rows_in(split).x, np.concatenate(each))
+
+
+def test_data_are_shown_in_one_short_line():
+    data = ragged([30, 0, 20], classes=3)
+    shown = "FederatedData(3 clients; rows: 50 train; 2 features; 3 classes)"
+    assert repr(data) == shown
+    parts = repr(data.split(validation=0.1, test=0.2, seed=0))
+    assert "rows: 35 train, 5 validation, 10 test;" in parts
+    assert repr(FederatedData.from_rows(np.zeros((4, 2)), [4])) == (
+        "FederatedData(1 client; rows: 4 train)"
+    )

@@ -1,5 +1,6 @@
 """What the constructors refuse, and how they say it."""
 
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -177,3 +178,22 @@ def test_rows_are_checked_in_blocks_and_found_in_the_right_client(monkeypatch):
 def test_names_of_columns_are_checked(x, features, told):
     with pytest.raises(ValueError, match=told):
         FederatedData.from_rows(Rows(x, np.zeros(2)), [1, 1], features=features)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (np.zeros((3, 2)), r"got an array of shape \(3, 2\)"),
+        (np.zeros((2, 2)), r"got an array of shape \(2, 2\)"),  # which would unpack
+        (([[1.0]], [1], [2]), "got 3 values"),
+        ("x", "got str"),
+    ],
+)
+def test_a_client_without_a_pair_is_named(given, told):
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)  # as for users: types are not checked
+    try:
+        with pytest.raises(ValueError, match=rf"client 'a' needs a pair \(x, y\) .*{told}"):
+            FederatedData.from_clients({"a": given})
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

@@ -83,8 +83,7 @@ def fald(
     clip: float | None = None,
     sampling: Sampling = "fixed",
 ) -> Algorithm:
-    """FA-LD: chains that sample the posterior of all rows, by Langevin steps at the clients and
-    averages at the server.
+    """FA-LD: chains that sample the posterior by Langevin steps at clients and averages.
 
     The target is pi(theta) ~ exp(-f(theta) / tau), where f = sum_c l^c + U adds the negative
     log-likelihoods of all clients and the energy U = -log prior, counted once. With p_c = n_c / n

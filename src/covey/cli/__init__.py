@@ -21,6 +21,7 @@ from covey.cli import (
     reproducing,
     running,
     site,
+    stopping,
     sweeping,
 )
 from covey.cli.consoles import console, show_warning
@@ -73,6 +74,7 @@ app.add_typer(site_app, name="site")
 
 def main() -> None:
     """The entry point."""
+    stopping.end_on_signals()
     warnings.showwarning = show_warning
     compiling.keep_programs()
     app()

@@ -1,6 +1,7 @@
 """What every command shares: consoles, exit codes, and mistakes told in one line."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from rich.text import Text
 console = Console()
 errors = Console(stderr=True)
 
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE = 2
 
 
 @contextmanager
@@ -19,13 +20,25 @@ def mistakes_in_one_line() -> Iterator[None]:
     """A mistake of the user is told without a stack trace, which `COVEY_DEBUG=1` brings back."""
     try:
         yield
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            tell_of_stop(str(interrupt))
+        raise typer.Exit(code_of(interrupt)) from None
     except (ValueError, OSError) as error:
         if os.environ.get("COVEY_DEBUG") == "1":
             raise
         errors.print(Text(_message(error)), style="red", soft_wrap=True)
         raise typer.Exit(MISTAKE) from None
+
+
+def code_of(interrupt: KeyboardInterrupt) -> int:
+    """The exit code after a signal, as shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + getattr(interrupt, "number", signal.SIGINT)
+
+
+def tell_of_stop(text: str) -> None:
+    """Say what has become of a command that was stopped."""
+    errors.print(Text(text), style="yellow", soft_wrap=True)
 
 
 def _message(error: ValueError | OSError) -> str:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from covey.cli.consoles import console, mistakes_in_one_line
 from covey.cli.demonstrating import FORMULA, hospital_tables
-from covey.cli.deploying import DEADLINE, Watching, ended_by_signals, need_nvflare, order_of, tell
+from covey.cli.deploying import DEADLINE, Watching, need_nvflare, order_of, tell
+from covey.runs import interrupt
 
 STUDY = "heart"
 _STARTS_WITHIN = 120.0  # seconds
@@ -24,7 +25,7 @@ def demo_command(
     ] = Path("runs/deploy-demo"),
 ) -> None:
     """Fit one model between four hospitals: five processes over mutual TLS, on this machine."""
-    with mistakes_in_one_line(), ended_by_signals():
+    with mistakes_in_one_line(), interrupt.raised():
         need_nvflare()
         import shutil
 

@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, errors, mistakes_in_one_line
+from covey.runs import interrupt
 
 if TYPE_CHECKING:
     from covey.deploy.nvflare.coordinate import Order, Outcome
@@ -74,7 +75,7 @@ def server_command(
     out: Annotated[Path, typer.Option("--out", help="Folder of the studies' runs.")] = Path("runs"),
 ) -> None:
     """Run the server of a study, until Ctrl-C."""
-    with mistakes_in_one_line(), ended_by_signals():
+    with mistakes_in_one_line(), interrupt.raised():
         need_nvflare()
         from covey.deploy.nvflare import launch
         from covey.deploy.nvflare.events import Follower
@@ -99,7 +100,7 @@ def site_command(
     ] = None,
 ) -> None:
     """Run a site, until Ctrl-C. The site's file says what it takes part in."""
-    with mistakes_in_one_line(), ended_by_signals():
+    with mistakes_in_one_line(), interrupt.raised():
         need_nvflare()
         from covey.deploy import site_file
         from covey.deploy.nvflare import launch, rules
@@ -146,11 +147,18 @@ def fit_command(
         str | None,
         typer.Option(
             "--family",
-            help="gaussian, bernoulli, binomial, poisson or negative_binomial; by the outcome.",
+            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
+            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
+            "cbind() and p(), else gaussian; name it for counts.",
         ),
     ] = None,
     estimate: Annotated[
-        str, typer.Option("--estimate", help="posterior, ml or reml.")
+        str,
+        typer.Option(
+            "--estimate",
+            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
+            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
+        ),
     ] = "posterior",
     missing: Annotated[
         str, typer.Option("--missing", help="Rows with missing values: drop, impute or indicator.")
@@ -229,7 +237,7 @@ def _coordinator(kit: Path) -> Iterator["Coordinator"]:
     from covey.deploy.nvflare.kit import read_kit
     from covey.deploy.nvflare.session import connected
 
-    with connected(read_kit(kit, "coordinator")) as coordinator:
+    with interrupt.raised(), connected(read_kit(kit, "coordinator")) as coordinator:
         yield coordinator
 
 
@@ -339,21 +347,6 @@ def _follow(process: Any, follower: Any) -> None:
             text = f"refused: {event.text}" if event.refused else event.text
             console.print(Text(text), style="yellow" if event.refused else None, soft_wrap=True)
         time.sleep(0.5)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does, so that children are stopped."""
-    import signal
-
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def need_nvflare() -> None:

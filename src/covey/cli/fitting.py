@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from covey.cli import stopping
 from covey.cli.compiling import compile_quickly
-from covey.cli.consoles import console, mistakes_in_one_line
+from covey.cli.consoles import code_of, console, mistakes_in_one_line, tell_of_stop
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,13 +35,28 @@ def fit_command(
         str | None,
         typer.Option(
             "--family",
-            help="gaussian, bernoulli, binomial, poisson or negative_binomial; by the outcome.",
+            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
+            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
+            "cbind() and p(), else gaussian; name it for counts.",
         ),
     ] = None,
     estimate: Annotated[
-        str, typer.Option("--estimate", help="posterior, ml or reml.")
+        str,
+        typer.Option(
+            "--estimate",
+            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
+            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
+        ),
     ] = "posterior",
-    method: Annotated[str, typer.Option("--method", help="marginal, fedpop or fald.")] = "marginal",
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="Method of the fit: marginal integrates the random effects out, in about a dozen "
+            "rounds; fedpop and, without random effects, fald draw posterior samples, where its "
+            "approximation is in doubt.",
+        ),
+    ] = "marginal",
     priors: Annotated[
         Path | None,
         typer.Option("--priors", help="A TOML file with priors by term.", metavar="FILE.toml"),
@@ -63,25 +79,29 @@ def fit_command(
     seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
 ) -> None:
     """Fit a regression with random effects to one table per site."""
-    with mistakes_in_one_line():
+    folder = out or _unused(Path("runs") / _outcome_of(formula))
+    with mistakes_in_one_line(), stopping.says(lambda: _stopped(folder)):
         if method == "marginal":
             compile_quickly()
         from covey.fitting.fit import fit
 
-        folder = out or _unused(Path("runs") / _outcome_of(formula))
-        found = fit(
-            formula,
-            data,
-            family=family,
-            estimate=estimate,  # pyright: ignore[reportArgumentType]  # checked by fit
-            method=method,
-            priors=priors,
-            missing=missing,  # pyright: ignore[reportArgumentType]
-            weights=weights,
-            client=client,
-            out=folder,
-            seed=seed,
-        )
+        try:
+            found = fit(
+                formula,
+                data,
+                family=family,
+                estimate=estimate,  # pyright: ignore[reportArgumentType]  # checked by fit
+                method=method,
+                priors=priors,
+                missing=missing,  # pyright: ignore[reportArgumentType]
+                weights=weights,
+                client=client,
+                out=folder,
+                seed=seed,
+            )
+        except KeyboardInterrupt as interrupt:
+            tell_of_stop(_stopped(folder))
+            raise typer.Exit(code_of(interrupt)) from None
         _print_fit(found)
         console.print(Text(f"written to {folder}"), soft_wrap=True)
 
@@ -104,7 +124,7 @@ def predict_command(
     ] = None,
 ) -> None:
     """Predictions for new rows: mean, and 50 and 90 % intervals."""
-    with mistakes_in_one_line():
+    with mistakes_in_one_line(), stopping.says(lambda: "stopped before the rows were predicted"):
         from covey.fitting.store import load_fit
 
         found = load_fit(folder)
@@ -172,6 +192,15 @@ def compare_command(
             console.print(Text(f"{name}: {formula}"), soft_wrap=True)
         _print_table(table)
         console.print(Text(table.attrs["test"]), soft_wrap=True)
+
+
+def _stopped(folder: Path) -> str:
+    """What to say when a fit is stopped."""
+    if (folder / "fit.json").exists():
+        return f"stopped; the fit is saved in {folder}; `covey report {folder}` writes its report"
+    if (folder / "config.toml").exists():
+        return f"stopped before the fit was done; to start again, remove {folder} or choose --out"
+    return "stopped before the fit was done; nothing was saved"
 
 
 def _print_fit(found: "Fit") -> None:

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, errors, mistakes_in_one_line
+from covey.runs import interrupt
 
 _Directory = Annotated[Path, typer.Argument(help="The run directory.", metavar="RUN_DIRECTORY")]
 
@@ -52,7 +53,8 @@ def watch_command(directory: _Directory) -> None:
     with mistakes_in_one_line():
         from covey.report.watching import watch
 
-        watch(directory, console)
+        with interrupt.raised():
+            watch(directory, console)
 
 
 def _write(directory: Path, path: Path, data: Path | None) -> None:
@@ -100,7 +102,7 @@ def _note(text: str) -> None:
 def _serve(directory: Path, port: int) -> None:
     from covey.report.serving import server_of
 
-    with server_of(directory, port=port) as server:
+    with interrupt.raised(), server_of(directory, port=port) as server:
         address = f"http://127.0.0.1:{server.server_address[1]}/"
         console.print(Text(f"{address} shows {directory}; Ctrl-C ends it"), soft_wrap=True)
         server.serve_forever()

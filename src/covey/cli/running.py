@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from covey.cli.consoles import INTERRUPTED, console, errors, mistakes_in_one_line
+from covey.cli import stopping
+from covey.cli.consoles import (
+    code_of,
+    console,
+    errors,
+    mistakes_in_one_line,
+    tell_of_stop,
+)
 
 if TYPE_CHECKING:
     from covey.data.federated import FederatedData
     from covey.runs.evaluation import Evaluation
     from covey.runs.run import Run
+
+_NOT_BEGUN = "stopped before the first round; nothing was saved"
 
 
 def run_command(
@@ -28,7 +37,7 @@ def run_command(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the run directory.")
+        bool, typer.Option("--resume", help="Resume the run in the run directory.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="The run directory; runs/NAME by default.")
@@ -38,35 +47,47 @@ def run_command(
     ] = None,
 ) -> None:
     """Run a method as a configuration describes it."""
-    with mistakes_in_one_line():
+    with mistakes_in_one_line(), stopping.says(lambda: _stopped(out, resume=resume)):
         from covey.config import configuration, model_selection
 
         settings = configuration.read(config, overrides=overrides or [], seed=seed)
         directory = out or Path("runs") / (settings.options["run"].get("name") or config.stem)
-        try:
-            settings = model_selection.decided(
-                settings, directory, resume=resume, report=lambda line: errors.print(Text(line))
-            )
-            parts = configuration.build(settings)
-            done = configuration.execute(settings, parts, out=directory, resume=resume)
-        except KeyboardInterrupt as interrupt:
-            _tell_how_to_continue(interrupt, directory)
-            raise typer.Exit(INTERRUPTED) from None
-        _print_results(done, parts.unseen)
-        if parts.unseen is not None:
-            _report_with(done, parts.unseen, directory)
+        with stopping.says(lambda: _stopped(directory, resume=resume)):
+            try:
+                settings = model_selection.decided(
+                    settings, directory, resume=resume, report=lambda line: errors.print(Text(line))
+                )
+                parts = configuration.build(settings)
+                done = configuration.execute(settings, parts, out=directory, resume=resume)
+            except KeyboardInterrupt as interrupt:
+                tell_of_stop(str(interrupt) or _NOT_BEGUN)
+                if command := _how_to_continue(directory):
+                    errors.print(Text(command), soft_wrap=True)
+                raise typer.Exit(code_of(interrupt)) from None
+            _print_results(done, parts.unseen)
+            if parts.unseen is not None:
+                _report_with(done, parts.unseen, directory)
         console.print(
             Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True
         )
 
 
-def _tell_how_to_continue(interrupt: KeyboardInterrupt, directory: Path) -> None:
-    errors.print(
-        Text(str(interrupt) or "stopped before the first round"), style="yellow", soft_wrap=True
-    )
-    if (directory / "config.toml").exists():
-        config, out = shlex.quote(str(directory / "config.toml")), shlex.quote(str(directory))
-        errors.print(Text(f"to continue: covey run {config} --resume --out {out}"), soft_wrap=True)
+def _stopped(directory: Path | None, *, resume: bool) -> str:
+    """What to say when a run is stopped outside of its rounds. None: its directory is not known."""
+    if directory is None or not (command := _how_to_continue(directory)):
+        return "stopped before another round; the run is as it was" if resume else _NOT_BEGUN
+    saved = [path.stem for path in (directory / "checkpoints").glob("*.checkpoint")]
+    reached = max((int(stem) for stem in saved if stem.isdigit()), default=0)
+    said = f"stopped; round {reached} is saved in {directory}" if reached else _NOT_BEGUN
+    return f"{said}\n{command}"
+
+
+def _how_to_continue(directory: Path) -> str:
+    """The command that goes on with the run of a directory; empty where there is none."""
+    if not (directory / "config.toml").exists():
+        return ""
+    config, out = shlex.quote(str(directory / "config.toml")), shlex.quote(str(directory))
+    return f"to continue: covey run {config} --resume --out {out}"
 
 
 def _report_with(done: "Run", unseen: "FederatedData", directory: Path) -> None:

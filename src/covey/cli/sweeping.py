@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from covey.cli.consoles import INTERRUPTED, console, errors, mistakes_in_one_line
+from covey.cli import stopping
+from covey.cli.consoles import (
+    code_of,
+    console,
+    errors,
+    mistakes_in_one_line,
+    tell_of_stop,
+)
 
 if TYPE_CHECKING:
     from covey.sweeps.results import Choice
+
+_STOPPED = "stopped; the same command goes on with it"
 
 
 def sweep_command(
@@ -31,7 +40,11 @@ def sweep_command(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", help="Measure of the validation rows to choose by; nll.", metavar="MEASURE"
+            "--by",
+            help="Measure of the validation rows to choose the settings by. Default: nll, the mean "
+            "negative log-likelihood of a row; e.g. accuracy where only the predicted class "
+            "counts.",
+            metavar="MEASURE",
         ),
     ] = None,
     workers: Annotated[
@@ -43,9 +56,9 @@ def sweep_command(
 ) -> None:
     """Run a study for a grid of settings and seeds, and choose by validation rows.
 
-    Started again after Ctrl-C or kill -9, it does no finished run twice.
+    Started again after Ctrl-C, SIGTERM or kill -9, it does no finished run twice.
     """
-    with mistakes_in_one_line():
+    with mistakes_in_one_line(), stopping.says(lambda: _STOPPED):
         from covey.sweeps.sweep import FIGURE, TABLE, sweep
 
         folder = out or Path("runs") / f"{study.stem}-sweep"
@@ -59,11 +72,9 @@ def sweep_command(
                 processes=workers,
                 report=lambda line: errors.print(Text(line), soft_wrap=True),
             )
-        except KeyboardInterrupt:
-            errors.print(
-                Text("stopped; the same command goes on with it"), style="yellow", soft_wrap=True
-            )
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            tell_of_stop(_STOPPED)
+            raise typer.Exit(code_of(interrupt)) from None
         _print_choice(found, study)
         console.print(
             Text(f"written to {folder / TABLE}; look at {folder / FIGURE}"), soft_wrap=True

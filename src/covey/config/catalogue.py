@@ -87,8 +87,14 @@ METHODS: dict[str, Factory] = {
 
 
 def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
-    """Those available by a CSV file of 0 and 1, one row per client and one column per round;
-    `size` draws that many first.
+    """Clients that a CSV file of 0 and 1 says are there: one row per client, one column per round.
+
+    Args:
+        path: The file.
+        size: Clients to draw per round, before those that are away are left out. Default: all.
+
+    Returns:
+        Who takes part in a round.
     """
     try:
         available = np.loadtxt(path, delimiter=",", ndmin=2)

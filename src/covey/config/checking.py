@@ -73,21 +73,26 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
     if seed is not None:
         tables.setdefault("run", {})["seed"] = seed
     try:
-        return checked(tables)
+        return checked(tables, folder=path.parent)
     except ConfigurationError as error:
         raise ConfigurationError(
             "\n".join(f"{path}: {line}" for line in str(error).splitlines())
         ) from None
 
 
-def checked(tables: Mapping[str, toml.Value]) -> Configuration:
+def checked(tables: Mapping[str, toml.Value], *, folder: Path | None = None) -> Configuration:
     """Check the tables of a configuration against the factories that they name.
+
+    Args:
+        tables: The tables.
+        folder: Where the configuration is, and a user's own files are looked for first. Default:
+            the current folder.
 
     Raises:
         ConfigurationError: With a line for each mistake.
     """
     given, errors = _tables(tables)
-    factories, names, more = _factories(given, set(tables))
+    factories, names, more = _factories(given, set(tables), folder)
     errors += more
     configuration = Configuration(factories, {}, {})
     for table, factory in factories.items():
@@ -135,7 +140,7 @@ def _tables(tables: Mapping[str, toml.Value]) -> tuple[dict[str, dict[str, Any]]
 
 
 def _factories(
-    given: dict[str, dict[str, Any]], mentioned: set[str]
+    given: dict[str, dict[str, Any]], mentioned: set[str], folder: Path | None
 ) -> tuple[dict[str, Factory], dict[str, str], list[str]]:
     """By table, the factory that it names, and the name; a line for each name that is unknown."""
     factories: dict[str, Factory] = {}
@@ -148,23 +153,30 @@ def _factories(
             continue
         name = given.setdefault(table, {}).get("name", default)
         try:
-            factories[table], names[table] = _named(table, name, known)
+            factories[table], names[table] = _named(table, name, known, folder)
         except ValueError as error:
             errors.append(str(error))
     factories |= {"faults": Faults} | ({"privacy": Budget} if "privacy" in given else {})
     return factories | {"run": run}, names, errors
 
 
-def _named(table: str, name: object, known: Mapping[str, Factory]) -> tuple[Factory, str]:
+def _named(
+    table: str, name: object, known: Mapping[str, Factory], folder: Path | None
+) -> tuple[Factory, str]:
     """The factory of a name: of the catalogue, or of a user's file."""
     if not isinstance(name, str):
         got = "" if name is None else f", got {name!r}"
         raise ConfigurationError(f"{table}.name: needs one of {', '.join(known)}{got}")
     if user_code.is_user_code(name):
         try:
-            return user_code.load(name)
+            return user_code.load(name, folder)
         except ValueError as error:
             raise ConfigurationError(f"{table}.name: {error}") from error
+    if name.endswith(".py"):
+        raise ConfigurationError(
+            f"{table}.name: {name!r} is a file without a function; write FILE.py:FUNCTION, e.g. "
+            f"{name}:my_{table}"
+        )
     if name not in known:
         raise ConfigurationError(unknown(f"{table}.name", name, known, table))
     return known[name], name

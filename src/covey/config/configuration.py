@@ -8,12 +8,16 @@ name. Everything is checked before anything is loaded, and all mistakes are repo
 """
 
 import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from covey.config import user_code
 from covey.config.checking import Configuration, ConfigurationError, checked, read
 from covey.config.parts import PREPARATION, channel_of, prepare
-from covey.core.algorithm import Algorithm
+from covey.core.algorithm import FUNCTIONS, Algorithm, need_method
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
@@ -56,38 +60,79 @@ def build(configuration: Configuration) -> Parts:
     factories, options = configuration.factories, configuration.options
     preparation = {key: value for key, value in options["data"].items() if key in PREPARATION}
     loading = {key: value for key, value in options["data"].items() if key not in PREPARATION}
-    loaded = factories["data"](**loading)
+    with _users_code(configuration, "data"):
+        loaded = factories["data"](**loading)
+        if not isinstance(loaded, FederatedData):
+            raise ValueError(f"it returned {type(loaded).__name__}, not covey.FederatedData")
     data, unseen = prepare(loaded, seed=options["run"].get("seed", 0), **preparation)
     if unseen is not None and not unseen.counts("test").any():
         raise ConfigurationError(
             "data.hold_out: the clients held out have no test rows to be judged on; set data.test, "
             "e.g. 0.2"
         )
+    with _users_code(configuration, "cohort"):
+        cohort = factories["cohort"](**options["cohort"])
+    with _users_code(configuration, "channel"):
+        channel = channel_of(factories["channel"], **options["channel"])
+    topology = None
+    if "topology" in factories:
+        with _users_code(configuration, "topology"):
+            topology = factories["topology"](**options["topology"])
     return Parts(
         method=method_of(configuration),
         data=data,
         unseen=unseen,
-        cohort=factories["cohort"](**options["cohort"]),
-        channel=channel_of(factories["channel"], **options["channel"]),
+        cohort=cohort,
+        channel=channel,
         faults=Faults(**options["faults"]).checked(),
-        topology=factories["topology"](**options["topology"]) if "topology" in factories else None,
+        topology=topology,
         privacy=Budget(**options["privacy"]) if "privacy" in factories else None,
     )
 
 
 def method_of(configuration: Configuration) -> Algorithm:
-    """The method that a configuration describes, with its model."""
+    """The method that a configuration describes, with its model.
+
+    Raises:
+        ConfigurationError: A factory of the user's own file raised, or made no method.
+    """
     factories, options = configuration.factories, configuration.options
     factory = factories["method"]
-    model = factories["model"](**options["model"])
+    with _users_code(configuration, "model"):
+        model = factories["model"](**options["model"])
     takes_model = "model" in inspect.signature(factory).parameters
-    made = factory(*([model] if takes_model else []), **options["method"])
-    if not isinstance(made, Algorithm):
-        raise ConfigurationError(
-            f"method.name: {factory.__name__} returned {type(made).__name__}; a method returns a "
-            "covey.Algorithm"
-        )
+    with _users_code(configuration, "method"):
+        made = factory(*([model] if takes_model else []), **options["method"])
+        if not isinstance(made, Algorithm):
+            raise ValueError(
+                f"it returned {type(made).__name__}; a method returns a covey.Algorithm"
+            )
+        need_method(made)
     return made
+
+
+@contextmanager
+def _users_code(configuration: Configuration, table: str) -> Iterator[None]:
+    """Whatever the factory of a user's own file raises is a mistake of the configuration."""
+    name = str(configuration.tables.get(table, {}).get("name"))
+    try:
+        yield
+    except Exception as error:
+        if not user_code.is_user_code(name):
+            raise
+        raise ConfigurationError(f"{table}.name: {name}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TypeError) and "Algorithm.__new__() missing" in str(error):
+        missing = ", ".join(re.findall(r"'(\w+)'", str(error)))
+        return (
+            f"the covey.Algorithm that it makes has no {missing}; a method needs a name and the "
+            f"functions {', '.join(FUNCTIONS)}"
+        )
+    if isinstance(error, ValueError):
+        return str(error)
+    return f"{type(error).__name__}: {error}; COVEY_DEBUG=1 shows the line"
 
 
 def execute(

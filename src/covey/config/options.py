@@ -111,8 +111,8 @@ def check(table: str, options: Mapping[str, Option], given: Mapping[str, toml.Va
 def unknown(where: str, name: str, known: Collection[str], what: str) -> str:
     """The line for a name that does not exist, with the nearest that does."""
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{where}: unknown {what} {name!r}; {hint}(known: {', '.join(known) or 'none'})"
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{where}: unknown {what} {name!r}{hint} (known: {', '.join(known) or 'none'})"
 
 
 def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:

@@ -4,7 +4,9 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _SEPARATOR = ".py:"
@@ -15,13 +17,14 @@ def is_user_code(name: str) -> bool:
     return _SEPARATOR in name
 
 
-def load(name: str) -> tuple[Callable[..., Any], str]:
+def load(name: str, folder: Path | None = None) -> tuple[Callable[..., Any], str]:
     """The function that a name such as "my_file.py:scaffold" means.
 
     The file is run as Python does when it imports it: use only files that you trust.
 
     Args:
         name: A path that ends in .py, a colon, and the name of a function in that file.
+        folder: Where a relative path is looked for first, before the current folder.
 
     Returns:
         The function, and its name with the absolute path, under which it is found from anywhere.
@@ -30,9 +33,7 @@ def load(name: str) -> tuple[Callable[..., Any], str]:
         ValueError: There is no such file or function, or the file cannot be run.
     """
     text, _, attribute = name.rpartition(":")
-    path = Path(text).expanduser().resolve()
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; write the path to your file, then :{attribute}")
+    path = _found(Path(text).expanduser(), folder, attribute)
     module_name = f"covey_user_{path.stem}_{digest(path)}"
     module = sys.modules.get(module_name)
     if module is None:
@@ -50,9 +51,36 @@ def load(name: str) -> tuple[Callable[..., Any], str]:
             ) from error
     found = getattr(module, attribute, None)
     if not callable(found):
-        functions = [key for key, value in vars(module).items() if callable(value)]
-        raise ValueError(f"{path} has no function {attribute!r}; it has {', '.join(functions)}")
+        functions = _functions(module)
+        near = get_close_matches(attribute, functions, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"{path} has no function {attribute!r}{hint} (it has: {', '.join(functions) or 'none'})"
+        )
     return found, f"{path}:{attribute}"
+
+
+def _found(path: Path, folder: Path | None, attribute: str) -> Path:
+    """The file that a path means, absolute."""
+    places = list(dict.fromkeys((start / path).resolve() for start in (folder or Path(), Path())))
+    for place in places:
+        if place.is_file():
+            return place
+    exist = "does not exist" if len(places) == 1 else "do not exist"
+    told = " and ".join(map(str, places))
+    raise ValueError(f"{told} {exist}; write the path to your file, then :{attribute}")
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The public functions that a file defines; not those that it imports."""
+    return [
+        key
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+        and callable(value)
+        and not isinstance(value, type)
+        and getattr(value, "__module__", None) == module.__name__
+    ]
 
 
 def digest(path: Path) -> str:

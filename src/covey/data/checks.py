@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -53,6 +53,30 @@ def check_identities(
             f"the client names {alike} differ only in upper and lower case and are different"
             " clients here; correct the names where they are the same client",
             stacklevel=2,
+        )
+
+
+def check_pairs(clients: Mapping[str, object]) -> None:
+    """Check that every client has a pair of features and outcomes.
+
+    Args:
+        clients: What was given for each client's name.
+
+    Example:
+        >>> check_pairs({"bern": np.zeros((3, 2))})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        ValueError: client 'bern' needs a pair (x, y) of features and outcomes, got an array ...
+    """
+    for name, given in clients.items():
+        if isinstance(given, tuple | list) and len(given) == 2:
+            continue
+        shape = getattr(given, "shape", None)
+        what = f"an array of shape {shape}" if shape is not None else type(given).__name__
+        if isinstance(given, tuple | list):
+            what = f"{len(given)} values"
+        raise ValueError(
+            f"client {name!r} needs a pair (x, y) of features and outcomes, got {what}"
         )
 
 

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64, PyTree, Shaped
 
-from covey.core.shard import Shard, Spec, whole
+from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import assembly
-from covey.data.division import Split, split_index
+from covey.data.division import SPLITS, Split, split_index
 from covey.data.roster import Roster, find_client
 from covey.data.scaling import Scaling
 from covey.data.shuffling import ranges
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientRows:
     """The fields of `FederatedData`, where they are described, and read access to them."""
 
@@ -42,6 +42,18 @@ class ClientRows:
             clients=len(self.ids), examples=examples, standardised=scaled
         )
         object.__setattr__(self, "spec", spec)
+
+    def __repr__(self) -> str:
+        counts = np.diff(self.bounds, axis=1).sum(axis=0).tolist()
+        rows = [f"{count:,} {split}" for split, count in zip(SPLITS, counts, strict=True) if count]
+        clients = "1 client" if self.clients == 1 else f"{self.clients:,} clients"
+        parts = [clients, f"rows: {', '.join(rows) or 'none'}"]
+        if isinstance(self.spec.rows, Rows):
+            shape = " x ".join(map(str, self.spec.rows.x.shape)) or "1"
+            parts.append("1 feature" if shape == "1" else f"{shape} features")
+        if self.spec.classes is not None:
+            parts.append(f"{self.spec.classes} classes")
+        return f"{type(self).__name__}({'; '.join(parts)})"
 
     @property
     def features(self) -> tuple[str, ...] | None:

@@ -209,6 +209,7 @@ class Constructors(ClientRows):
         """
         if not clients:
             raise ValueError("no clients were given")
+        checks.check_pairs(clients)
         tables = {name: Rows(np.asarray(x), np.asarray(y)) for name, (x, y) in clients.items()}
         tables = assembly.of_one_shape(tables, features)
         filled = [table for table in tables.values() if len(table.y)]  # they decide the types

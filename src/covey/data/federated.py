@@ -21,7 +21,7 @@ from covey.data.values import settled
 __all__ = ["SPLITS", "FederatedData", "Split"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FederatedData(Constructors):
     """Rows of many clients. Make it with a constructor `from_...`, or `covey.load`.
 

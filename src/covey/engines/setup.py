@@ -10,7 +10,15 @@ from jaxtyping import Array, Key, PyTree
 from covey.channel.exact import keep_exact
 from covey.channel.identity import identity
 from covey.core import tree
-from covey.core.algorithm import Aggregate, Algorithm, Info, Message, Plan, State
+from covey.core.algorithm import (
+    Aggregate,
+    Algorithm,
+    Info,
+    Message,
+    Plan,
+    State,
+    need_method,
+)
 from covey.core.channel import Channel
 from covey.core.cohort import Sampler, Scheme, full
 from covey.core.faults import Faults
@@ -146,8 +154,7 @@ def agreement_of(
         channel: What uploads pass through; None where nothing changes them.
         validate: (channel, shapes of an upload) raises where they do not fit the plan.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(_no_method(algorithm))
+    need_method(algorithm)
     if algorithm.preparation is not None:
         raise ValueError(f"{algorithm.name} has to be prepared first, as covey.run does")
     root = root_key(seed)
@@ -226,13 +233,6 @@ def _need_same_shapes(name: str, what: str, one: PyTree, other: PyTree) -> None:
 
 def _path(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".") or "its only array"
-
-
-def _no_method(given: object) -> str:
-    if callable(given):
-        called = getattr(given, "__name__", "method")
-        return f"{called} is a factory of methods: call it with a model, e.g. {called}(model, ...)"
-    return f"a method such as covey.fedavg(model) is needed, got {type(given).__name__}"
 
 
 def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:

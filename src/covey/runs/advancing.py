@@ -22,7 +22,7 @@ from covey.runs.advice import diagnosed, missing_clients, warn_of_a_rise
 from covey.runs.directory import Record, RunDirectory
 from covey.runs.draws import Draws
 from covey.runs.evaluation import Evaluation
-from covey.runs.interrupt import StopRequest
+from covey.runs.interrupt import Stopped, StopRequest
 from covey.runs.progress import Display
 from covey.runs.schedule import MOST_ROUNDS, RunOptions, next_check, next_length
 
@@ -134,14 +134,14 @@ class Advancing:
                 if not self._directory.report_is_current():
                     self._write_results(self._directory, finished=self._ended(target))
         warn_of_a_rise(self._records)
-        if not self._ended(target):
+        if stop.number is not None and not self._ended(target):
             kept = (
                 "not saved"
                 if self._directory is None
                 else f"saved in {self._directory.path}; --resume (resume=True) continues from there"
             )
             of = "" if target is None else f" of {target}"
-            raise KeyboardInterrupt(f"stopped after round {self.round}{of}: {kept}")
+            raise Stopped(f"stopped after round {self.round}{of}: {kept}", stop.number)
         self._warn_of_the_result()
 
     def _ended(self, target: int | None) -> bool:

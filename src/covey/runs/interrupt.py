@@ -3,39 +3,80 @@
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import TypeAlias
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler: TypeAlias = Callable[[int, FrameType | None], object]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM was heard; `number` is that of the signal."""
+
+    def __init__(self, text: str = "", number: int = signal.SIGINT):
+        super().__init__(text)
+        self.number = number
 
 
 class StopRequest:
     """A context in which the first Ctrl-C or SIGTERM is remembered and the second stops at once.
 
     Only the main thread hears signals. In another thread, and where a signal is ignored (Ctrl-C in
-    a background job), nothing changes.
+    a background job), nothing changes. The second signal goes to the handler that was there
+    before, if a program has set one.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[signal.Signals, Callable | int | None] = {}
+        self.number: int | None = None
+        self._before: dict[int, Callable | int | None] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal has come."""
+        return self.number is not None
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for one in _SIGNALS:
-                if signal.getsignal(one) is not signal.SIG_IGN:
-                    self._before[one] = signal.signal(one, self._hear)
+        self._before = _heard_by(self._hear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        _restore(self._before)
         self._before = {}
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self.asked:
-            raise KeyboardInterrupt(
-                "stopped at once; the rounds since the last checkpoint are lost"
-            )
-        self.asked = True
+            before = self._before[number]
+            if callable(before) and before is not signal.default_int_handler:
+                before(number, frame)
+            raise Stopped("stopped at once; the rounds since the last checkpoint are lost", number)
+        self.number = number
         sys.stderr.write("\nstopping after the rounds at hand; once more stops at once\n")
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Ctrl-C and SIGTERM both raise `Stopped`, for work that has processes or files to end with."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Stopped("", number)
+
+    before = _heard_by(end)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _heard_by(handler: Handler) -> dict[int, Callable | int | None]:
+    """Give the handler all signals that are not ignored; those that were there before."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = [one for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN]
+    return {one: signal.signal(one, handler) for one in heard}
+
+
+def _restore(before: dict[int, Callable | int | None]) -> None:
+    for one, handler in before.items():
+        signal.signal(one, handler)

@@ -1,15 +1,18 @@
 """`covey.run`: a method on federated data for a number of rounds."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.core.algorithm import Algorithm
+from covey.core.algorithm import Algorithm, need_method
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
+from covey.core.shard import Rows
 from covey.data.federated import FederatedData, Split
 from covey.engines.cluster import Cluster
 from covey.engines.engine import Engine
@@ -102,7 +105,7 @@ def run(
 
     Raises:
         BudgetSpentError: The privacy budget allows fewer rounds than were asked for; none is run.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM, once the checkpoint is written.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM during rounds, once the checkpoint is written.
 
     Example:
         >>> import covey
@@ -114,6 +117,7 @@ def run(
         >>> fit.evaluate(split="test").pooled["accuracy"] > 0.7
         True
     """
+    _check_parts(method, data)
     options = RunOptions(evaluate_every, split, checkpoint_every, progress)
     _check(rounds, options, out, resume, engine, topology, chunk, storage)
     _check_cluster(engine, actors, address)
@@ -129,20 +133,21 @@ def run(
     )
     given = {"engine": engine, "chunk": chunk, "storage": storage}
     given |= {"actors": actors, "address": address}
-    return begin(
-        method,
-        venue,
-        rounds=rounds,
-        seed=seed,
-        options=options,
-        privacy=privacy,
-        directory=None if out is None else RunDirectory(Path(out)),
-        resume=resume,
-        name=name,
-        tables=settings,
-        defaults={"faults": (faults or Faults())._asdict()},
-        place=given,
-    )
+    with _rows_explained(method, data):
+        return begin(
+            method,
+            venue,
+            rounds=rounds,
+            seed=seed,
+            options=options,
+            privacy=privacy,
+            directory=None if out is None else RunDirectory(Path(out)),
+            resume=resume,
+            name=name,
+            tables=settings,
+            defaults={"faults": (faults or Faults())._asdict()},
+            place=given,
+        )
 
 
 def _engine_of(
@@ -180,6 +185,33 @@ def _on_a_cluster(
         return Cluster(method, data, crew=crew(), seed=seed, chunk=chunk, **options)
 
     return engine_of
+
+
+def _check_parts(method: object, data: object) -> None:
+    """An error where the method is no method, or the data are none."""
+    if isinstance(method, FederatedData) and isinstance(data, Algorithm):
+        raise ValueError("method and data are swapped: write covey.run(method, data)")
+    need_method(method)
+    if not isinstance(data, FederatedData):
+        raise ValueError(
+            "data must be a covey.FederatedData, e.g. from covey.load or "
+            f"covey.FederatedData.from_clients, got {type(data).__name__}"
+        )
+
+
+@contextmanager
+def _rows_explained(method: Algorithm, data: FederatedData) -> Iterator[None]:
+    """Where rows have no x or y, say what the method needs."""
+    try:
+        yield
+    except AttributeError as error:
+        if isinstance(data.rows, Rows) or not re.search(r"attribute '?[xy]'?$", str(error)):
+            raise
+        raise ValueError(
+            f"{method.name} needs rows of type Rows(x, y), got {type(data.rows).__name__}: write "
+            "FederatedData.from_rows(Rows(x, y), counts) with covey.core.shard.Rows, or use "
+            "FederatedData.from_clients; where there is no outcome, y may be zeros"
+        ) from error
 
 
 def _check_cluster(engine: str, actors: int | None, address: str | None) -> None:

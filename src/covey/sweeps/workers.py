@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, TypeVar
 
+from covey.runs import interrupt
+
 _START = "spawn"  # a forked process would share the threads of JAX, which it does not have
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -22,9 +24,9 @@ def each(
 ) -> Iterator[tuple[Task, Result]]:
     """Call a function for every task, in some processes at once.
 
-    With one worker everything runs in this process. Otherwise Ctrl-C here sends SIGTERM to the
-    workers, which a run hears between rounds and saves itself, and workers end by themselves when
-    this process is killed.
+    With one worker everything runs in this process. Otherwise Ctrl-C or SIGTERM here sends SIGTERM
+    to the workers, which a run hears between rounds and saves itself, and workers end by themselves
+    when this process is killed.
 
     Args:
         function: A function of a module, called with each task. It handles its own errors.
@@ -46,20 +48,23 @@ def each(
         for task in waiting:
             yield task, function(task)
         return
-    pool = [_Worker(function) for _ in range(min(workers, len(waiting)))]
-    try:
-        busy = {worker.pipe: (worker, worker.give(waiting.popleft())) for worker in pool}
-        while busy:
-            for pipe in connection.wait(list(busy)):
-                worker, task = busy.pop(pipe)  # pyright: ignore[reportArgumentType]
-                yield task, worker.result(task)
-                if waiting:
-                    busy[worker.pipe] = worker, worker.give(waiting.popleft())
-    finally:
-        for worker in pool:
-            worker.process.terminate()
-        for worker in pool:
-            worker.process.join()
+    pool: list[_Worker] = []
+    with interrupt.raised():
+        try:
+            while len(pool) < min(workers, len(waiting)):
+                pool.append(_Worker(function))
+            busy = {worker.pipe: (worker, worker.give(waiting.popleft())) for worker in pool}
+            while busy:
+                for pipe in connection.wait(list(busy)):
+                    worker, task = busy.pop(pipe)  # pyright: ignore[reportArgumentType]
+                    yield task, worker.result(task)
+                    if waiting:
+                        busy[worker.pipe] = worker, worker.give(waiting.popleft())
+        finally:
+            for worker in pool:
+                worker.process.terminate()
+            for worker in pool:
+                worker.process.join()
 
 
 class _Worker:
@@ -69,7 +74,13 @@ class _Worker:
         context = get_context(_START)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, function), daemon=True)
-        self.process.start()
+        # The child has the mask of its parent: Ctrl-C in the terminal reaches it too, while it
+        # imports, and is for the parent.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
 
     def give(self, task: Any) -> Any:
