@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import ray
 from methods import MADE, METHODS, cohort_for
@@ -147,6 +148,43 @@ def runs() -> None:
     for one, other in zip(lines(folder / "ray"), lines(folder / "plain"), strict=True):
         assert one["clients"] == other["clients"]
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+
+
+def swept(address: str) -> None:
+    """A sweep on a cluster is the sweep of this machine, and nothing is done twice."""
+    folder = Path(tempfile.mkdtemp())
+    study = write_config(folder, 4)
+    given = ("sweep", study, "--set", "method.batch_size=4,8", "--seeds", 2, "--out")
+    command = (*given, folder / "there", "--address", address)
+    code, said = call(*command)
+    assert code == 0, said
+    assert "4 of 4" in said
+    code, here = call(*given, folder / "here", "--workers", 1)
+    assert code == 0, here
+    pairs = zip(
+        *(sorted((folder / name / "runs").iterdir()) for name in ("there", "here")),
+        strict=True,
+    )
+    for one, other in pairs:
+        assert one.name == other.name
+        assert lines(one) == lines(other)
+    table, expected = (pd.read_csv(folder / name / "table.csv") for name in ("there", "here"))
+    pd.testing.assert_frame_equal(
+        table.drop(columns="seconds", errors="ignore"),
+        expected.drop(columns="seconds", errors="ignore"),
+    )
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("there/runs/*/*")}
+    next(folder.glob("there/runs/*/result.json")).unlink()  # as if it had been lost at the end
+    code, said = call(*command)
+    assert code == 0, said
+    assert "3 of 4 runs are done already" in said
+    metrics = [path for path in written if path.name in ("metrics.jsonl", "config.toml")]
+    again = [path for path in written if path.stat().st_mtime_ns != written[path]]
+    assert len({path.parent for path in again}) == 1, again
+    assert len(metrics) == 8
+    code, said = call(*command, "--set", "run.engine=ray", "--set", "run.actors=1")
+    assert code == 2
+    assert "add --set run.engine=simulate" in said
 
 
 def refused() -> None:
