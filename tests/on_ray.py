@@ -4,6 +4,7 @@ cannot be sent to other processes.
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -150,41 +151,62 @@ def runs() -> None:
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
 
 
-def swept(address: str) -> None:
+def swept() -> None:
     """A sweep on a cluster is the sweep of this machine, and nothing is done twice."""
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="error", include_dashboard=False)
     folder = Path(tempfile.mkdtemp())
     study = write_config(folder, 4)
-    given = ("sweep", study, "--set", "method.batch_size=4,8", "--seeds", 2, "--out")
-    command = (*given, folder / "there", "--address", address)
+    given = ("sweep", study, "--set", "method.batch_size=4,8", "--out")
+    command = (*given, folder / "there", "--address", "auto")
     code, said = call(*command)
     assert code == 0, said
-    assert "4 of 4" in said
-    code, here = call(*given, folder / "here", "--workers", 1)
-    assert code == 0, here
-    pairs = zip(
-        *(sorted((folder / name / "runs").iterdir()) for name in ("there", "here")),
-        strict=True,
-    )
-    for one, other in pairs:
+    assert "2 of 2" in said
+    code, said = call(*given, folder / "here", "--workers", 1)
+    assert code == 0, said
+    runs = [sorted((folder / name / "runs").iterdir()) for name in ("there", "here")]
+    for one, other in zip(*runs, strict=True):
         assert one.name == other.name
         assert lines(one) == lines(other)
-    table, expected = (pd.read_csv(folder / name / "table.csv") for name in ("there", "here"))
-    pd.testing.assert_frame_equal(
-        table.drop(columns="seconds", errors="ignore"),
-        expected.drop(columns="seconds", errors="ignore"),
-    )
-    written = {path: path.stat().st_mtime_ns for path in folder.glob("there/runs/*/*")}
-    next(folder.glob("there/runs/*/result.json")).unlink()  # as if it had been lost at the end
+    tables = [pd.read_csv(folder / name / "table.csv") for name in ("there", "here")]
+    pd.testing.assert_frame_equal(*tables)
+
+    (runs[0][0] / "result.json").unlink()  # as if it had been killed at the very end
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("there/runs/*/*")}
     code, said = call(*command)
     assert code == 0, said
-    assert "3 of 4 runs are done already" in said
-    metrics = [path for path in written if path.name in ("metrics.jsonl", "config.toml")]
-    again = [path for path in written if path.stat().st_mtime_ns != written[path]]
-    assert len({path.parent for path in again}) == 1, again
-    assert len(metrics) == 8
-    code, said = call(*command, "--set", "run.engine=ray", "--set", "run.actors=1")
+    assert "1 of 2 runs are done already" in said
+    changed = [path for path, when in before.items() if path.stat().st_mtime_ns != when]
+    assert {path.parent for path in changed} <= {runs[0][0]}
+    assert lines(runs[0][0]) == lines(runs[1][0])
+    code, said = call(*command, "--set", "run.engine=ray")
     assert code == 2
     assert "add --set run.engine=simulate" in said
+
+
+def sweep_killed() -> None:
+    """kill -9 of a sweep on a cluster, and the same command again."""
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="error", include_dashboard=False)
+    folder = Path(tempfile.mkdtemp())
+    out, address = folder / "sweep", ray.get_runtime_context().gcs_address
+    given = ("sweep", write_config(folder, 400), "--set", "method.batch_size=4,8", "--seeds", 2)
+    command = [sys.executable, "-m", "covey.cli", *given, "--out", out, "--address", address]
+    command = list(map(str, command))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not list(out.glob("runs/*/result.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    time.sleep(5)  # in which Ray ends the tasks
+    done = list(out.glob("runs/*/result.json"))
+    files = [*done, *(path.with_name("metrics.jsonl") for path in done)]
+    written = {path: path.stat().st_mtime_ns for path in files}
+    assert 0 < len(done) < 4
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert f"{len(done)} of 4 runs are done already" in finished.stderr
+    assert len(list(out.glob("runs/*/result.json"))) == 4
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
 
 
 def refused() -> None:

@@ -11,8 +11,9 @@ engine has kept, and the rounds since are run again, to the same result.
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count as counter
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,12 +27,14 @@ from covey.core.faults import Faults
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
+from covey.engines import node_files
 from covey.engines import round as rounds
 from covey.engines.block import Done, Work
 from covey.engines.chunks import chunk_of
 from covey.engines.crew import BlockLostError, Crew
 from covey.engines.engine import EngineState, Vectorised
 from covey.engines.evaluation import Evaluator
+from covey.engines.node_files import Manifest, NodeFiles, Part, manifest_like
 from covey.engines.programs import round_parts
 from covey.engines.record import Line, Record, as_lines
 from covey.engines.rows import need_rows
@@ -60,11 +63,16 @@ class Timed(NamedTuple):
     slowest: Slowest
 
 
+# What a block goes back to: leaves of its nodes, or the files that hold them. None: nothing yet.
+_Kept: TypeAlias = list[np.ndarray] | list[Part] | None
+
+
 class _Point(NamedTuple):
-    """A state that all blocks can go back to; None: clients keep nothing yet."""
+    """A state that all blocks can go back to, and the files that hold its nodes, if any do."""
 
     state: EngineState
-    nodes: list[list[np.ndarray] | None]
+    nodes: Sequence[_Kept]
+    manifest: Manifest | None = None
 
 
 class Cluster(Vectorised):
@@ -74,6 +82,8 @@ class Cluster(Vectorised):
 
     crew: the blocks.
     chunk: clients that a block runs side by side; "auto" chooses by the size of rows and upload.
+    node_directory: where checkpoints keep client states, written by the blocks that own them if all
+        nodes see it, and by this process otherwise; None: inside the snapshot.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class Cluster(Vectorised):
         faults: Faults | None = None,
         rounds: int | None = None,
         chunk: int | Literal["auto"] = "auto",
+        node_directory: Path | None = None,
     ):
         self.data, self.seed, self.crew = data, seed, crew
         self.setup = setup_of(
@@ -110,6 +121,10 @@ class Cluster(Vectorised):
         self._heard = [0] * self.blocks  # which start of each block has heard of this run
         self._at, self._reached, self._losses = _ELSEWHERE, 0, 0
         self._kept_at = perf_counter()
+        stateful = bool(jax.tree.leaves(self.setup.shapes.node))
+        on_disk = node_directory if stateful else None
+        self._files = None if on_disk is None else NodeFiles(on_disk, data.clients)
+        self._is_shared: bool | None = None
         self._point = _Point(self.start(), [None] * self.blocks)
 
     def _programs(self, algorithm: Algorithm) -> None:
@@ -129,27 +144,90 @@ class Cluster(Vectorised):
         return state
 
     def snapshot(self, state: EngineState) -> Snapshot:
-        """The state as arrays, for a checkpoint."""
-        everyone = dict.fromkeys(range(self.blocks), ())
-        found = self._ask(state, "snapshot", everyone)
-        self._keep(state, [found[block] for block in range(self.blocks)])
-        leaves = [np.concatenate(parts) for parts in zip(*found.values(), strict=True)]
-        nodes = jax.tree.unflatten(jax.tree.structure(self.setup.shapes.node), leaves)
+        """The state as arrays, for a checkpoint; nodes on disk as the names of their files."""
+        known = self._point.state.round == state.round and self._point.manifest is not None
+        if self._files is None or not (known or self._shared(self._files)):
+            nodes = self._gathered(state)
+        else:
+            nodes = self._point.manifest if known else self._written(state, self._files)
         return Snapshot(np.int64(state.round), state.server, nodes, np.asarray(state.seen))
+
+    def _gathered(self, state: EngineState) -> PyTree:
+        """The nodes of all blocks here; with a directory, in one file there."""
+        found = self._ask(state, "snapshot", dict.fromkeys(range(self.blocks), ()))
+        apart = [found[block] for block in range(self.blocks)]
+        leaves = [np.concatenate(parts) for parts in zip(*apart, strict=True)]
+        if self._files is None:
+            self._keep(state, apart)
+            return jax.tree.unflatten(jax.tree.structure(self.setup.shapes.node), leaves)
+        checksum = node_files.write(self._files.path(state.round, 0), leaves)
+        manifest = Manifest(np.zeros(1, np.int64), np.array([checksum], np.uint32))
+        self._keep(state, apart, manifest)
+        return manifest
+
+    def _written(self, state: EngineState, files: NodeFiles) -> Manifest:
+        """The nodes of each block in a file that the block has written."""
+        paths = {block: (files.path(state.round, block),) for block in range(self.blocks)}
+        found = self._ask(state, "save", paths)
+        checksums = np.array([found[block] for block in range(self.blocks)], np.uint32)
+        manifest = Manifest(np.asarray(self.crew.edges[:-1], np.int64), checksums)
+        self._keep(state, self._parts(files, state.round, manifest), manifest)
+        return manifest
+
+    def _parts(self, files: NodeFiles, round_: int, manifest: Manifest) -> list[list[Part]]:
+        return [
+            files.parts(round_, manifest, *map(int, self.crew.edges[block : block + 2]))
+            for block in range(self.blocks)
+        ]
+
+    def _shared(self, files: NodeFiles) -> bool:
+        """Whether every block sees the files of this process; found out once."""
+        if self._is_shared is None:
+            with files.token() as token:
+                asked = dict.fromkeys(range(self.blocks), (token.name,))
+                seen = self._patiently(None, lambda _: self.crew.call("sees", asked))
+            blind = [self.crew.node_of(block) for block, there in seen.items() if not there]
+            self._is_shared = not blind
+            if blind:
+                warnings.warn(
+                    f"node {blind[0]} does not see {files.directory}: checkpoints pass through this"
+                    " process; put the run directory on a path that all nodes share, and each "
+                    "actor writes its own clients",
+                    stacklevel=2,
+                )
+        return self._is_shared
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        nodes = stacked_like(self.setup.shapes.node, self.data.clients)
+        nodes = (
+            stacked_like(self.setup.shapes.node, self.data.clients)
+            if self._files is None
+            else manifest_like()
+        )
         return snapshot_like(self.setup.shapes.server, nodes, self.data.clients)
 
     def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
         server = jax.tree.map(jnp.asarray, snapshot.server)
         state = EngineState(int(snapshot.round), server, None, np.array(snapshot.seen))
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(snapshot.nodes)]
-        self._keep(state, [[leaf[self._part(b)] for leaf in leaves] for b in range(self.blocks)])
+        if self._files is None:
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(snapshot.nodes)]
+            apart = [[leaf[self._part(b)] for leaf in leaves] for b in range(self.blocks)]
+            self._keep(state, apart)
+        else:
+            self._files.restored(state.round)
+            apart = self._parts(self._files, state.round, snapshot.nodes)
+            if not self._shared(self._files):
+                one = jax.tree.leaves(self.setup.shapes.node)
+                apart = [node_files.read(parts, one) for parts in apart]
+            self._keep(state, apart, snapshot.nodes)
         self._at = _ELSEWHERE
         return state
+
+    def checkpointed(self) -> None:
+        """To be called once the newest snapshot is safely on disk."""
+        if self._files is not None:
+            self._files.checkpointed(self._point.state.round)
 
     def evaluate(
         self,
@@ -278,14 +356,15 @@ class Cluster(Vectorised):
         arguments = {block: (self._run, *given) for block, given in asked.items()}
         return self._patiently(state, lambda _: self.crew.call(name, arguments, sent))
 
-    def _patiently(self, state: EngineState, do: Any) -> Any:
-        """Do something with blocks in a state, again until none of them is lost."""
+    def _patiently(self, state: EngineState | None, do: Any) -> Any:
+        """Do something with blocks in a state, or in any, again until none of them is lost."""
         while True:
             try:
-                self._settle(state)
+                if state is not None:
+                    self._settle(state)
                 return do(state)
             except BlockLostError as error:
-                self._start_again(error, state.round)
+                self._start_again(error, self._reached if state is None else state.round)
 
     def _settle(self, state: EngineState) -> None:
         """Bring the blocks into a state: those that are elsewhere go back and run the rounds since
@@ -337,8 +416,12 @@ class Cluster(Vectorised):
         if round_ > self._reached:
             self._reached, self._losses = round_, 0
 
-    def _keep(self, state: EngineState, nodes: list[list[np.ndarray] | None]) -> None:
-        self._point, self._kept_at = _Point(state, nodes), perf_counter()
+    def _keep(
+        self, state: EngineState, nodes: Sequence[_Kept], manifest: Manifest | None = None
+    ) -> None:
+        self._point, self._kept_at = _Point(state, nodes, manifest), perf_counter()
+        if self._files is not None and manifest is not None:
+            self._files.kept(state.round)
 
     def _keep_now_and_then(self, state: EngineState) -> None:
         """Keep a point to go back to: at once where clients keep nothing."""
