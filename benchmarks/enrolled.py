@@ -2,8 +2,8 @@
 round and the memory, over 1,000 rounds with checkpoints.
 
 Rows are holes of a sparse file, about 20 per client: they pass through the kernel's page cache as
-rows of a real file that is in it would, but no disk is read. What is known of each client (where its
-rows are, its id) is written in full: 4 GB for 10^8 clients.
+those of a real file would that is in it, but no disk is read. What is known of each client (where
+its rows are, its id) is written in full: 4 GB for 10^8 clients.
 """
 
 import argparse
@@ -105,9 +105,9 @@ def run(directory: Path, clients: int, rounds: int) -> None:
     ms = 1e3 * np.array(seconds)
     most = min(100, rounds // 2)
     print(
-        f"  {clients:>11,} clients: median {np.median(ms):6.2f} ms, 95 % {np.quantile(ms, 0.95):6.2f}"
-        f", first {most} {np.median(ms[:most]):6.2f}, last {most} {np.median(ms[-most:]):6.2f}; "
-        f"begin {began:.1f} s"
+        f"  {clients:>11,} clients: median {np.median(ms):6.2f} ms, "
+        f"95 % {np.quantile(ms, 0.95):6.2f}, first {most} {np.median(ms[:most]):6.2f}, "
+        f"last {most} {np.median(ms[-most:]):6.2f}; begin {began:.1f} s"
     )
     resident = " -> ".join(f"{one['VmRSS']:.2f}" for one in used)
     anonymous = " -> ".join(f"{one['RssAnon']:.2f}" for one in used)
