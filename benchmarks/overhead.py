@@ -93,7 +93,7 @@ class Covey:
 
 def small_clients(folder: Path) -> None:
     print(
-        f"\nOverhead: FedAvg of {CLIENTS} clients, {ROWS} rows of {FEATURES} features, one step each, "
+        f"\nOverhead: FedAvg, {CLIENTS} clients, {ROWS} rows of {FEATURES} features, one step, "
         f"a round; medians of {TURNS} interleaved turns",
         flush=True,
     )
