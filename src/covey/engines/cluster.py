@@ -21,23 +21,22 @@ import numpy as np
 from jaxtyping import PyTree
 
 from covey.core import cohort as cohorts
-from covey.core.algorithm import Algorithm, Message
+from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.faults import Faults
-from covey.core.metrics import Metric
 from covey.core.node import Node
-from covey.data.federated import FederatedData, Split
+from covey.data.federated import FederatedData
 from covey.engines import node_files
 from covey.engines import round as rounds
 from covey.engines.block import Done, Work
 from covey.engines.chunks import chunk_of
 from covey.engines.crew import BlockLostError, Crew
-from covey.engines.engine import EngineState, Vectorised
+from covey.engines.engine import EngineState
 from covey.engines.evaluation import Evaluator
 from covey.engines.node_files import Manifest, NodeFiles, Part, manifest_like
 from covey.engines.programs import round_parts
 from covey.engines.record import Line, Record, as_lines
-from covey.engines.rows import need_rows
+from covey.engines.remote import Remote
 from covey.engines.setup import setup_of
 from covey.engines.sharing import shared
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -75,7 +74,7 @@ class _Point(NamedTuple):
     manifest: Manifest | None = None
 
 
-class Cluster(Vectorised):
+class Cluster(Remote):
     """A method on federated data whose clients live in the blocks of a crew.
 
     A state moves on with the blocks: an old one cannot be continued.
@@ -229,71 +228,6 @@ class Cluster(Vectorised):
         if self._files is not None:
             self._files.checkpointed(self._point.state.round)
 
-    def evaluate(
-        self,
-        state: EngineState,
-        split: Split = "validation",
-        data: FederatedData | None = None,
-        *,
-        down: Message | None = None,
-        draws: int | None = None,
-    ) -> dict[str, Metric]:
-        """Metrics of every client on one split of its rows, stacked; of unseen clients in other
-        data.
-        """
-        if data is not None:
-            return super().evaluate(state, split, data, down=down, draws=draws)
-        need_rows(self.data, split)
-        asked = dict.fromkeys(range(self.blocks), (state.round, split, draws))
-        found = self._ask(state, "measures", asked, self._told(state, down))
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *found.values())
-
-    def predict(
-        self,
-        state: EngineState,
-        client: int,
-        x: PyTree,
-        data: FederatedData | None = None,
-        *,
-        down: Message | None = None,
-        draws: int | None = None,
-    ) -> PyTree:
-        """The predictive distribution of the client at position `client` for new rows `x`."""
-        if data is not None:
-            return super().predict(state, client, x, data, down=down, draws=draws)
-        block, local = self._place(client)
-        asked = {block: (state.round, local, jax.tree.map(np.asarray, x), draws)}
-        found = self._ask(state, "predict", asked, self._told(state, down))[block]
-        return jax.tree.map(jnp.asarray, found)
-
-    def draws(
-        self,
-        state: EngineState,
-        clients: np.ndarray,
-        count: int,
-        data: FederatedData | None = None,
-        chains: Sequence[int] = (0,),
-        *,
-        down: Message | None = None,
-    ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
-        if data is not None:
-            return super().draws(state, clients, count, data, chains, down=down)
-        owner = np.searchsorted(self.crew.edges, clients, side="right") - 1
-        asked = {
-            int(block): (
-                state.round,
-                clients[owner == block] - self.crew.edges[block],
-                count,
-                tuple(chains),
-            )
-            for block in np.unique(owner)
-        }
-        found = self._ask(state, "draws", asked, self._told(state, down))
-        order = np.concatenate([np.flatnonzero(owner == block) for block in found])
-        back = np.argsort(order)
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[back], *found.values())
-
     def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, Timed]:
         timed = []
         for _ in range(count):
@@ -432,14 +366,6 @@ class Cluster(Vectorised):
 
     def _part(self, block: int) -> slice:
         return slice(int(self.crew.edges[block]), int(self.crew.edges[block + 1]))
-
-    def _place(self, client: int) -> tuple[int, int]:
-        """The block of the client at a position, and its position there."""
-        block = int(np.searchsorted(self.crew.edges, client, side="right")) - 1
-        return block, client - int(self.crew.edges[block])
-
-    def _told(self, state: EngineState, down: Message | None) -> Message:
-        return jax.device_get(self._down(state) if down is None else down)
 
     def _take(self, state: EngineState, positions: np.ndarray) -> Node:
         raise NotImplementedError("nodes are with the blocks")

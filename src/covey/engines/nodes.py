@@ -76,7 +76,7 @@ class MemoryNodes:
 
 
 class DiskNodes:
-    """Nodes of the clients that have taken part, in files; 5 bytes of memory for every other."""
+    """Nodes of the clients that have taken part, in files; 4 bytes of memory for every other."""
 
     def __init__(self, like: Node, clients: int, directory: Path):
         self.specs, self.structure = jax.tree.flatten(like)
