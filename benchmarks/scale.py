@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +149,8 @@ def parts_of_a_round() -> None:
             node_directory=Path(folder) / "nodes",
         )
         state, _ = engine.advance(engine.start(), 20)
-        driver, root = engine.driver, engine.setup.root
+        driver: Any = engine.driver
+        root = engine.setup.root
         slots = jax.device_get(driver.call_up(root, 3, engine.ids)[0])
         index = np.asarray(slots.index)
         down, seen = driver.broadcast(state.server), np.array(state.seen)

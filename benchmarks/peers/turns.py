@@ -31,5 +31,4 @@ def serve(rounds: Callable[[int], object]) -> None:
 
 
 def say(text: str) -> None:
-    sys.__stdout__.write(text + "\n")
-    sys.__stdout__.flush()
+    print(text, file=sys.__stdout__, flush=True)

@@ -1,4 +1,4 @@
-"""Evaluation, predictions and draws of clients that live in blocks elsewhere: the blocks are asked."""
+"""Evaluation, predictions and draws of clients that live in blocks elsewhere, which are asked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
