@@ -263,10 +263,10 @@ class _Index:
                 return
         path = self._path(self.generation)
         with atomic_files.explained(path), path.open("r+b" if path.exists() else "w+b") as file:
-            file.truncate(8 * self.length)
-            file.seek(0, os.SEEK_END)
-            if file.tell() != 8 * self.length:
+            if path.stat().st_size < 8 * self.length:
                 raise ValueError(f"{path} is too short; was it changed during the run?")
+            file.truncate(8 * self.length)  # entries that no checkpoint knows
+            file.seek(0, os.SEEK_END)
             file.write(_entries(changed, slot_of))
             atomic_files.sync(file)
         if not self.length:
