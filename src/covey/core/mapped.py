@@ -20,3 +20,18 @@ def release(array: np.ndarray) -> None:
     pages = getattr(array, "_mmap", None)
     if isinstance(pages, mmap.mmap) and getattr(array, "mode", "c") != "c":
         pages.madvise(mmap.MADV_DONTNEED)
+
+
+def read_at_random(array: np.ndarray) -> None:
+    """Tell the kernel that pages of a memory-mapped array are used here and there: it then reads
+    these, and not also the 30 around each.
+
+    Args:
+        array: Any array; one in memory is left as it is.
+
+    Example:
+        >>> read_at_random(np.zeros(3))
+    """
+    pages = getattr(array, "_mmap", None)
+    if isinstance(pages, mmap.mmap):
+        pages.madvise(mmap.MADV_RANDOM)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.core.mapped import release
+from covey.core.mapped import read_at_random, release
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData, Split
 from covey.data.roster import Roster
@@ -75,6 +75,9 @@ class HostRows(_Ranges):
         self.leaves = jax.tree.leaves(data.rows)
         self.many = sum(leaf.nbytes for leaf in self.leaves) > MAPPED_LIMIT
         self.touched = 0
+        if self.many:
+            for leaf in self.leaves:
+                read_at_random(leaf)
 
     def view(self, positions: np.ndarray, split: Split) -> View:
         """Rows of one split of the clients at `positions`, one client after the other, padded to
