@@ -16,7 +16,8 @@ from covey.data.roster import Roster
 from covey.engines.round import bucket_size
 
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
-MAPPED_LIMIT = 2 * 1024**3  # bytes of memory-mapped rows that stay in the process
+MAPPED_LIMIT = 2 * 1024**3  # bytes of rows above which memory-mapped ones leave the process again
+MAPPED_BYTES = 256 * 1024**2  # of pages that then stay in the process, about
 PAGE = 4096
 Storage: TypeAlias = Literal["auto", "device", "host"]
 
@@ -67,7 +68,7 @@ class DeviceRows(_Ranges):
 class HostRows(_Ranges):
     """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied.
 
-    Pages of memory-mapped rows that are many stay in this process up to about `MAPPED_LIMIT` bytes.
+    Of memory-mapped rows of more than `MAPPED_LIMIT` bytes, few pages stay in this process.
     """
 
     def __init__(self, data: FederatedData):
@@ -101,7 +102,7 @@ class HostRows(_Ranges):
         """Count the pages that were read, and now and then let go of them."""
         leaves = jax.tree.leaves(copied)
         self.touched += sum(leaf.nbytes for leaf in leaves) + clients * len(leaves) * PAGE
-        if self.touched > MAPPED_LIMIT:
+        if self.touched > MAPPED_BYTES:
             self.touched = 0
             for leaf in self.leaves:
                 release(leaf)
