@@ -4,7 +4,18 @@ import os
 import platform
 from importlib.metadata import version
 
-from benchmarks import cnn, deploy, fald, linear, marginal, million, mixed, mixture, posterior
+from benchmarks import (
+    cnn,
+    deploy,
+    fald,
+    linear,
+    marginal,
+    million,
+    mixed,
+    mixture,
+    posterior,
+    scale,
+)
 
 
 def main() -> None:
@@ -19,6 +30,7 @@ def main() -> None:
     posterior.main()
     million.main()
     deploy.main()
+    scale.main()
 
 
 if __name__ == "__main__":

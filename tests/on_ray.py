@@ -4,6 +4,7 @@ cannot be sent to other processes.
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 import ray
 from methods import MADE, METHODS, cohort_for
@@ -21,6 +23,8 @@ from problems import linear_gaussian
 import covey
 from called_threefry import use_called_threefry
 from command_line import call, lines, write_config
+from covey import models
+from covey.config import user_code
 from covey.core import cohort
 from covey.data.federated import FederatedData
 from covey.engines.cluster import Cluster
@@ -55,10 +59,13 @@ def assert_close(one, other, tolerance):
 def actors() -> None:
     """1, 2 and 4 actors give the run of one machine."""
     data = small()
+    scaffold, _ = user_code.load(str(Path(__file__).parents[1] / "examples/scaffold.py:scaffold"))
     for count in (4, 2, 1):
         crew = RayCrew(data, actors=count)
         for name in ("remembering", "fedavg"):
             assert_same_run(EVERY[name](), data, crew)
+        if count == 2:  # a method from a file that no actor can import
+            assert_same_run(scaffold(models.linear(), batch_size=None), data, crew)
         crew.close()
 
 
@@ -147,6 +154,64 @@ def runs() -> None:
     for one, other in zip(lines(folder / "ray"), lines(folder / "plain"), strict=True):
         assert one["clients"] == other["clients"]
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+
+
+def swept() -> None:
+    """A sweep on a cluster is the sweep of this machine, and nothing is done twice."""
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="error", include_dashboard=False)
+    folder = Path(tempfile.mkdtemp())
+    study = write_config(folder, 4)
+    given = ("sweep", study, "--set", "method.batch_size=4,8", "--out")
+    command = (*given, folder / "there", "--address", "auto")
+    code, said = call(*command)
+    assert code == 0, said
+    assert "2 of 2" in said
+    code, said = call(*given, folder / "here", "--workers", 1)
+    assert code == 0, said
+    runs = [sorted((folder / name / "runs").iterdir()) for name in ("there", "here")]
+    for one, other in zip(*runs, strict=True):
+        assert one.name == other.name
+        assert lines(one) == lines(other)
+    tables = [pd.read_csv(folder / name / "table.csv") for name in ("there", "here")]
+    pd.testing.assert_frame_equal(*tables)
+
+    (runs[0][0] / "result.json").unlink()  # as if it had been killed at the very end
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("there/runs/*/*")}
+    code, said = call(*command)
+    assert code == 0, said
+    assert "1 of 2 runs are done already" in said
+    changed = [path for path, when in before.items() if path.stat().st_mtime_ns != when]
+    assert {path.parent for path in changed} <= {runs[0][0]}
+    assert lines(runs[0][0]) == lines(runs[1][0])
+    code, said = call(*command, "--set", "run.engine=ray")
+    assert code == 2
+    assert "add --set run.engine=simulate" in said
+
+
+def sweep_killed() -> None:
+    """kill -9 of a sweep on a cluster, and the same command again."""
+    ray.init(num_cpus=2, log_to_driver=False, logging_level="error", include_dashboard=False)
+    folder = Path(tempfile.mkdtemp())
+    out, address = folder / "sweep", ray.get_runtime_context().gcs_address
+    given = ("sweep", write_config(folder, 400), "--set", "method.batch_size=4,8", "--seeds", 2)
+    command = [sys.executable, "-m", "covey.cli", *given, "--out", out, "--address", address]
+    command = list(map(str, command))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not list(out.glob("runs/*/result.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    time.sleep(5)  # in which Ray ends the tasks
+    done = list(out.glob("runs/*/result.json"))
+    files = [*done, *(path.with_name("metrics.jsonl") for path in done)]
+    written = {path: path.stat().st_mtime_ns for path in files}
+    assert 0 < len(done) < 4
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert f"{len(done)} of 4 runs are done already" in finished.stderr
+    assert len(list(out.glob("runs/*/result.json"))) == 4
+    assert all(path.stat().st_mtime_ns == when for path, when in written.items())
 
 
 def refused() -> None:

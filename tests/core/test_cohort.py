@@ -53,6 +53,15 @@ def test_weighted_draws_follow_the_rows():
     assert np.all(np.abs(shares - expected) < 4 * np.sqrt(expected / 4000))
 
 
+def test_weighted_draws_of_very_many_clients_follow_the_rows(monkeypatch):
+    """By the number of a row: float32 has 2^23 fractions, and there may be 10^8 clients."""
+    monkeypatch.setattr(cohort, "_MOST_BY_FRACTION", 3)
+    test_weighted_draws_follow_the_rows()
+    test_weighted_with_more_draws_than_clients_counts_multiplicity()
+    with pytest.raises(ValueError, match="use uniform"):
+        cohort.weighted(2)(np.full(4, 2**30))
+
+
 def test_weighted_with_more_draws_than_clients_counts_multiplicity():
     sampler, cohorts = draws_of(cohort.weighted(50), 100)
     assert sampler.slots == len(COUNTS)

@@ -2,7 +2,9 @@
 are in this process; `test_ray.py` has them in Ray actors.
 """
 
+from contextlib import nullcontext
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -111,6 +113,58 @@ def test_blocks_predict_with_the_draws_asked_for(data):
     assert found.members.mean.shape[-1] == 7
     same(found.mean, whole.predict(expected, 3, x, draws=7).mean, 1e-4)
     same(engine.evaluate(state, "test", draws=7), whole.evaluate(expected, "test", draws=7), 1e-3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_blocks_write_their_own_clients_and_any_number_of_blocks_goes_on(data, tmp_path, shared):
+    method, folder = made("remembering"), tmp_path / "nodes"
+    whole = Cluster(method, data, crew=LocalCrew(data, 2), **options())
+    expected, lines = advanced(whole, 6)
+
+    def engine(blocks):
+        crew = LocalCrew(data, blocks)
+        for block in crew.blocks:
+            block.sees = lambda path: shared and Path(path).exists()
+        return Cluster(method, data, crew=crew, node_directory=folder, **options())
+
+    def checkpoint(engine, state):
+        kept = wire.pack(engine.snapshot(state))
+        engine.checkpointed()
+        return kept
+
+    first = engine(2)
+    state, found = advanced(first, 1)
+    with nullcontext() if shared else pytest.warns(UserWarning, match="does not see .*nodes"):
+        checkpoint(first, state)
+    for _ in range(2):
+        state, more = first.advance(state, 1)
+        found += more
+        kept = checkpoint(first, state)
+    assert len(list(folder.iterdir())) == (4 if shared else 2)  # of two checkpoints
+    state, _ = first.advance(state, 1)
+    first.snapshot(state)  # and the process dies before the checkpoint is written
+    other = engine(3)
+    with nullcontext() if shared else pytest.warns(UserWarning, match="does not see .*nodes"):
+        state = other.restore(wire.unpack(kept, other.snapshot_like()))
+    state, rest = other.advance(state, 3)
+    assert_same_lines(untimed(found + rest), untimed(lines))
+    again = other.restore(wire.unpack(checkpoint(other, state), other.snapshot_like()))
+    everyone = np.arange(data.clients)
+    same(other.draws(again, everyone, 3), whole.draws(expected, everyone, 3))
+    assert len({path.name.partition("-")[0] for path in folder.iterdir()}) == 2
+
+
+def test_states_that_are_not_those_of_the_checkpoint_are_refused(data, tmp_path):
+    method, folder = made("remembering"), tmp_path / "nodes"
+    engine = Cluster(method, data, crew=LocalCrew(data, 2), node_directory=folder, **options())
+    kept = engine.snapshot(advanced(engine, 1)[0])
+    one, other = sorted(folder.iterdir())
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(ValueError, match="is not the file that the checkpoint names"):
+        engine.advance(engine.restore(kept), 1)
+    one.unlink()
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        engine.advance(engine.restore(kept), 1)
 
 
 def test_lost_blocks_start_again_and_the_run_ends_as_if_nothing_had_happened(data):

@@ -46,3 +46,13 @@ def test_runs_on_disk_posteriors_that_ask_and_configurations():
 @pytest.mark.slow
 def test_what_is_refused():
     on_ray("refused")
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_cluster_is_that_of_one_machine():
+    on_ray("swept")
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_on_a_cluster_goes_on():
+    on_ray("sweep_killed")

@@ -32,7 +32,7 @@ def stacked():
 @pytest.fixture(scope="module")
 def evaluation(stacked):
     data = FederatedData.from_clients(
-        {name: (np.zeros((4, 1)), np.zeros(4, int)) for name in ("sure", "timid", "empty")},
+        {name: (np.zeros((4, 1)), np.arange(4) % 2) for name in ("sure", "timid", "empty")},
         classes=2,
     )
     return Evaluation(1, "test", data, {"nll": Mean(jnp.ones(3), jnp.ones(3)), "ece": stacked})

@@ -107,6 +107,8 @@ def test_a_sweep_runs_once_chooses_by_validation_rows_and_draws(study, tmp_path,
         (("--set", "data.validation=0.0"), "set data.validation, e.g. --set data.validation=0.2"),
         (("--seeds", 0), "--seeds must be at least 1"),
         (("--workers", 0), "--workers must be at least 1"),
+        (("--address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+        (("--address", "nowhere"), "address must be host:port"),
     ],
 )
 def test_a_mistake_is_told_in_one_line_and_nothing_begins(study, tmp_path, arguments, told):

@@ -48,8 +48,20 @@ def sweep_command(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", help="Runs at once, each in its own process.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Runs at once, each in its own process; 2, or as many as the cluster has CPUs.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            metavar="HOST:PORT",
+            help="Ray cluster to run on, whose nodes share this folder; this machine by default.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the sweep; runs/STUDY-sweep by default.")
     ] = None,
@@ -70,6 +82,7 @@ def sweep_command(
                 seeds=seeds,
                 by=by,
                 processes=workers,
+                address=address,
                 report=lambda line: errors.print(Text(line), soft_wrap=True),
             )
         except KeyboardInterrupt as interrupt:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Real
 from covey.core.keys import Integer, without_replacement
 
 _MOST_DRAWS = 2**24  # of `weighted`: counts up to here are exact in float32
+_MOST_BY_FRACTION = 2**20  # clients; a fraction in float32 would not tell more of them apart
 
 
 class Cohort(NamedTuple):
@@ -185,12 +186,26 @@ def weighted(size: int) -> Scheme:
     def scheme(counts: np.ndarray) -> Sampler:
         if not np.any(counts):
             raise ValueError("weighted: no client has a training row to be drawn by")
-        slots = min(size, len(counts))
-        cumulative = jnp.asarray(np.cumsum(counts) / np.sum(counts), jnp.float32)
-        chance = jnp.asarray(counts / np.sum(counts), jnp.float32)
+        slots, rows = min(size, len(counts)), int(np.sum(counts))
+        by_row = len(counts) > _MOST_BY_FRACTION
+        if by_row and rows >= 2**31:
+            raise ValueError(
+                f"weighted: {len(counts)} clients have {rows} training rows together, and at most "
+                f"{2**31 - 1} can be drawn from; use uniform({size})"
+            )
+        ends = np.cumsum(counts)
+        cumulative = (
+            jnp.asarray(ends, jnp.int32) if by_row else jnp.asarray(ends / rows, jnp.float32)
+        )
+        chance = jnp.asarray(counts / rows, jnp.float32)
 
         def sample(key, t):
-            draws = jnp.searchsorted(cumulative, jax.random.uniform(key, (size,)), side="right")
+            ticket = (
+                jax.random.randint(key, (size,), 0, rows)
+                if by_row
+                else jax.random.uniform(key, (size,))
+            )
+            draws = jnp.searchsorted(cumulative, ticket, side="right")
             draws = jnp.minimum(draws, len(counts) - 1)
             index, times = jnp.unique(draws, return_counts=True, size=slots, fill_value=len(counts))
             mask = times > 0

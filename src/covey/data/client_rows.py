@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int64, PyTree, Shaped
 
+from covey.core.mapped import release
 from covey.core.shard import Rows, Shard, Spec, whole
 from covey.data import assembly
 from covey.data.division import SPLITS, Split, split_index
@@ -33,7 +34,8 @@ class ClientRows:
     scaling: Scaling | None = None
 
     def __post_init__(self):
-        examples = int((self.bounds[:, 1] - self.bounds[:, 0]).sum())
+        examples = int(self.bounds[:, 1].sum() - self.bounds[:, 0].sum())
+        release(self.bounds)
         scaled: tuple[int, ...] = ()
         if self.scaling is not None:
             kept = self.scaling.kept
@@ -107,7 +109,9 @@ class ClientRows:
             >>> covey.load("heart_disease").counts("train").tolist()
             [303, 294, 123, 200]
         """
-        return self.bounds[:, split_index(split) + 1] - self.bounds[:, split_index(split)]
+        found = self.bounds[:, split_index(split) + 1] - self.bounds[:, split_index(split)]
+        release(self.bounds)
+        return np.asarray(found)
 
     def name_of(self, position: int) -> str:
         """Name of a client.
@@ -156,8 +160,13 @@ class ClientRows:
             >>> covey.load("heart_disease").rows_of(3, "train").x.shape
             (200, 13)
         """
-        start, count = int(self.starts(split)[position]), int(self.counts(split)[position])
-        return jax.tree.map(lambda leaf: leaf[start : start + count], self.rows)
+        start, end = self._range(position, split)
+        return jax.tree.map(lambda leaf: leaf[start:end], self.rows)
+
+    def _range(self, position: int, split: Split) -> tuple[int, int]:
+        """Where the rows of a split of one client begin and end, without a look at the others."""
+        first = split_index(split)
+        return int(self.bounds[position, first]), int(self.bounds[position, first + 1])
 
     def first_row(self, condition: Callable[[PyTree], np.ndarray]) -> str | None:
         """The first row with some property, for errors.
@@ -214,7 +223,8 @@ class ClientRows:
             >>> int(covey.load("heart_disease").shard(3, "train").count)
             200
         """
-        if self.counts(split)[position]:
+        start, end = self._range(position, split)
+        if end > start:
             return whole(self.rows_of(position, split))
         # A row cannot be taken from an array without rows, not even one that a mask then hides.
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), self.rows)

@@ -16,6 +16,7 @@ from covey.data.scaling import Scaling
 
 _FORMAT = "covey federated data"
 _VERSION = 1
+_LARGE = 64 * 1024**2  # bytes of a table of clients that stays on disk, as rows do
 
 
 class Stored(NamedTuple):
@@ -86,7 +87,8 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
 
     Args:
         directory: The directory.
-        memory_map: Whether rows stay on disk until they are used.
+        memory_map: Whether rows stay on disk until they are used, and what is known of each client
+            too where that is more than 64 MB.
 
     Returns:
         The contents of the directory. See `write` for an example.
@@ -109,8 +111,10 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
         np.load(directory / f"{name}.npy", mmap_mode=mode, allow_pickle=False)
         for name in ("x", "y")
     )
+    tables = [directory / f"{name}.npy" for name in ("bounds", "ids")]
+    large = memory_map and tables[0].exists() and tables[0].stat().st_size > _LARGE
     bounds, ids = (
-        np.load(directory / f"{name}.npy", allow_pickle=False) for name in ("bounds", "ids")
+        np.load(path, mmap_mode="r" if large else None, allow_pickle=False) for path in tables
     )
     names = (
         np.load(directory / "names.npy", mmap_mode="r" if memory_map else None, allow_pickle=False)

@@ -24,7 +24,9 @@ from covey.core.keys import root_key
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
+from covey.engines import node_files
 from covey.engines.evaluation import Evaluator
+from covey.engines.node_files import Part
 from covey.engines.nodes import MemoryNodes
 from covey.engines.programs import chunk_parts
 from covey.engines.round import Slots
@@ -185,10 +187,20 @@ class Block:
         """The leaves of what all clients keep."""
         return jax.tree.leaves(self.works[run].store.snapshot())
 
-    def restore(self, run: int, leaves: list[np.ndarray] | None, seen: np.ndarray) -> None:
-        """Go back to a snapshot; None: clients keep nothing yet."""
+    def sees(self, path: str) -> bool:
+        """Whether a file is there."""
+        return Path(path).exists()
+
+    def save(self, run: int, path: str) -> int:
+        """Write what all clients keep to a file; its checksum."""
+        return node_files.write(path, jax.tree.leaves(self.works[run].store.nodes))
+
+    def restore(
+        self, run: int, kept: Sequence[np.ndarray] | Sequence[Part] | None, seen: np.ndarray
+    ) -> None:
+        """Go back to a snapshot, or to files; None: clients keep nothing yet."""
         work = self.works[run]
-        work.store.restore(work.nodes(leaves))
+        work.store.restore(work.nodes(kept))
         work.seen[:] = seen
 
     @contextmanager
@@ -206,6 +218,7 @@ class _Working:
         self.x64 = work.x64
         root, clients = root_key(work.seed), rows.data.clients
         self.store = MemoryNodes(work.shapes.node, clients)
+        self.one = jax.tree.leaves(work.shapes.node)
         self.seen = np.zeros(clients, bool)
         self.down = jax.tree.structure(work.shapes.down)
         parts = chunk_parts(work.algorithm, work.channel, work.shapes)
@@ -213,10 +226,15 @@ class _Working:
         self.clients = HostClients(parts, root, rows, self.store, work.chunk, devices)
         self.evaluator = Evaluator(work.algorithm, root, work.chunk)
 
-    def nodes(self, leaves: list[np.ndarray] | None) -> Node:
+    def nodes(self, kept: Sequence[np.ndarray] | Sequence[Part] | None) -> Node:
         like, structure = jax.tree.flatten(self.store.like())
-        blank = [np.zeros(spec.shape, spec.dtype) for spec in like]
-        return jax.tree.unflatten(structure, blank if leaves is None else leaves)
+        if kept is None:
+            leaves: Sequence[Any] = [np.zeros(spec.shape, spec.dtype) for spec in like]
+        elif kept and isinstance(kept[0], Part):
+            leaves = node_files.read(kept, self.one)  # pyright: ignore[reportArgumentType]
+        else:
+            leaves = kept
+        return jax.tree.unflatten(structure, leaves)
 
 
 def _named(leaf: np.ndarray) -> np.ndarray | MappedRows:

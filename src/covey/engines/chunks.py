@@ -35,6 +35,7 @@ def chunk_of(
     if tree.size(shapes.up) > LARGE_UPLOAD or tree.size(shapes.node) > LARGE_UPLOAD:
         return 1
     per_row = tree.size(data.spec.rows)
-    per_client = max(float(np.mean(data.counts("train"))) * per_row, 1.0)
+    rows = (data.spec.examples or 0) / data.clients
+    per_client = max(rows * per_row, 1.0)
     wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
     return min(wished, -(-slots // places))

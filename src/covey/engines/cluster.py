@@ -11,8 +11,9 @@ engine has kept, and the rounds since are run again, to the same result.
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import count as counter
+from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +21,22 @@ import numpy as np
 from jaxtyping import PyTree
 
 from covey.core import cohort as cohorts
-from covey.core.algorithm import Algorithm, Message
+from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.faults import Faults
-from covey.core.metrics import Metric
 from covey.core.node import Node
-from covey.data.federated import FederatedData, Split
+from covey.data.federated import FederatedData
+from covey.engines import node_files
 from covey.engines import round as rounds
 from covey.engines.block import Done, Work
 from covey.engines.chunks import chunk_of
 from covey.engines.crew import BlockLostError, Crew
-from covey.engines.engine import EngineState, Vectorised
+from covey.engines.engine import EngineState
 from covey.engines.evaluation import Evaluator
+from covey.engines.node_files import Manifest, NodeFiles, Part, manifest_like
 from covey.engines.programs import round_parts
 from covey.engines.record import Line, Record, as_lines
-from covey.engines.rows import need_rows
+from covey.engines.remote import Remote
 from covey.engines.setup import setup_of
 from covey.engines.sharing import shared
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
@@ -60,20 +62,27 @@ class Timed(NamedTuple):
     slowest: Slowest
 
 
+# What a block goes back to: leaves of its nodes, or the files that hold them. None: nothing yet.
+_Kept: TypeAlias = list[np.ndarray] | list[Part] | None
+
+
 class _Point(NamedTuple):
-    """A state that all blocks can go back to; None: clients keep nothing yet."""
+    """A state that all blocks can go back to, and the files that hold its nodes, if any do."""
 
     state: EngineState
-    nodes: list[list[np.ndarray] | None]
+    nodes: Sequence[_Kept]
+    manifest: Manifest | None = None
 
 
-class Cluster(Vectorised):
+class Cluster(Remote):
     """A method on federated data whose clients live in the blocks of a crew.
 
     A state moves on with the blocks: an old one cannot be continued.
 
     crew: the blocks.
     chunk: clients that a block runs side by side; "auto" chooses by the size of rows and upload.
+    node_directory: where checkpoints keep client states, written by the blocks that own them if all
+        nodes see it, and by this process otherwise; None: inside the snapshot.
     """
 
     def __init__(
@@ -88,6 +97,7 @@ class Cluster(Vectorised):
         faults: Faults | None = None,
         rounds: int | None = None,
         chunk: int | Literal["auto"] = "auto",
+        node_directory: Path | None = None,
     ):
         self.data, self.seed, self.crew = data, seed, crew
         self.setup = setup_of(
@@ -110,6 +120,10 @@ class Cluster(Vectorised):
         self._heard = [0] * self.blocks  # which start of each block has heard of this run
         self._at, self._reached, self._losses = _ELSEWHERE, 0, 0
         self._kept_at = perf_counter()
+        stateful = bool(jax.tree.leaves(self.setup.shapes.node))
+        on_disk = node_directory if stateful else None
+        self._files = None if on_disk is None else NodeFiles(on_disk, data.clients)
+        self._is_shared: bool | None = None
         self._point = _Point(self.start(), [None] * self.blocks)
 
     def _programs(self, algorithm: Algorithm) -> None:
@@ -129,92 +143,90 @@ class Cluster(Vectorised):
         return state
 
     def snapshot(self, state: EngineState) -> Snapshot:
-        """The state as arrays, for a checkpoint."""
-        everyone = dict.fromkeys(range(self.blocks), ())
-        found = self._ask(state, "snapshot", everyone)
-        self._keep(state, [found[block] for block in range(self.blocks)])
-        leaves = [np.concatenate(parts) for parts in zip(*found.values(), strict=True)]
-        nodes = jax.tree.unflatten(jax.tree.structure(self.setup.shapes.node), leaves)
+        """The state as arrays, for a checkpoint; nodes on disk as the names of their files."""
+        known = self._point.state.round == state.round and self._point.manifest is not None
+        if self._files is None or not (known or self._shared(self._files)):
+            nodes = self._gathered(state)
+        else:
+            nodes = self._point.manifest if known else self._written(state, self._files)
         return Snapshot(np.int64(state.round), state.server, nodes, np.asarray(state.seen))
+
+    def _gathered(self, state: EngineState) -> PyTree:
+        """The nodes of all blocks here; with a directory, in one file there."""
+        found = self._ask(state, "snapshot", dict.fromkeys(range(self.blocks), ()))
+        apart = [found[block] for block in range(self.blocks)]
+        leaves = [np.concatenate(parts) for parts in zip(*apart, strict=True)]
+        if self._files is None:
+            self._keep(state, apart)
+            return jax.tree.unflatten(jax.tree.structure(self.setup.shapes.node), leaves)
+        checksum = node_files.write(self._files.path(state.round, 0), leaves)
+        manifest = Manifest(np.zeros(1, np.int64), np.array([checksum], np.uint32))
+        self._keep(state, apart, manifest)
+        return manifest
+
+    def _written(self, state: EngineState, files: NodeFiles) -> Manifest:
+        """The nodes of each block in a file that the block has written."""
+        paths = {block: (files.path(state.round, block),) for block in range(self.blocks)}
+        found = self._ask(state, "save", paths)
+        checksums = np.array([found[block] for block in range(self.blocks)], np.uint32)
+        manifest = Manifest(np.asarray(self.crew.edges[:-1], np.int64), checksums)
+        self._keep(state, self._parts(files, state.round, manifest), manifest)
+        return manifest
+
+    def _parts(self, files: NodeFiles, round_: int, manifest: Manifest) -> list[list[Part]]:
+        return [
+            files.parts(round_, manifest, *map(int, self.crew.edges[block : block + 2]))
+            for block in range(self.blocks)
+        ]
+
+    def _shared(self, files: NodeFiles) -> bool:
+        """Whether every block sees the files of this process; found out once."""
+        if self._is_shared is None:
+            with files.token() as token:
+                asked = dict.fromkeys(range(self.blocks), (token.name,))
+                seen = self._patiently(None, lambda _: self.crew.call("sees", asked))
+            blind = [self.crew.node_of(block) for block, there in seen.items() if not there]
+            self._is_shared = not blind
+            if blind:
+                warnings.warn(
+                    f"node {blind[0]} does not see {files.directory}: checkpoints pass through this"
+                    " process; put the run directory on a path that all nodes share, and each "
+                    "actor writes its own clients",
+                    stacklevel=2,
+                )
+        return self._is_shared
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        nodes = stacked_like(self.setup.shapes.node, self.data.clients)
+        nodes = (
+            stacked_like(self.setup.shapes.node, self.data.clients)
+            if self._files is None
+            else manifest_like()
+        )
         return snapshot_like(self.setup.shapes.server, nodes, self.data.clients)
 
     def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
         server = jax.tree.map(jnp.asarray, snapshot.server)
         state = EngineState(int(snapshot.round), server, None, np.array(snapshot.seen))
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(snapshot.nodes)]
-        self._keep(state, [[leaf[self._part(b)] for leaf in leaves] for b in range(self.blocks)])
+        if self._files is None:
+            leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(snapshot.nodes)]
+            apart = [[leaf[self._part(b)] for leaf in leaves] for b in range(self.blocks)]
+            self._keep(state, apart)
+        else:
+            self._files.restored(state.round)
+            apart = self._parts(self._files, state.round, snapshot.nodes)
+            if not self._shared(self._files):
+                one = jax.tree.leaves(self.setup.shapes.node)
+                apart = [node_files.read(parts, one) for parts in apart]
+            self._keep(state, apart, snapshot.nodes)
         self._at = _ELSEWHERE
         return state
 
-    def evaluate(
-        self,
-        state: EngineState,
-        split: Split = "validation",
-        data: FederatedData | None = None,
-        *,
-        down: Message | None = None,
-        draws: int | None = None,
-    ) -> dict[str, Metric]:
-        """Metrics of every client on one split of its rows, stacked; of unseen clients in other
-        data.
-        """
-        if data is not None:
-            return super().evaluate(state, split, data, down=down, draws=draws)
-        need_rows(self.data, split)
-        asked = dict.fromkeys(range(self.blocks), (state.round, split, draws))
-        found = self._ask(state, "measures", asked, self._told(state, down))
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *found.values())
-
-    def predict(
-        self,
-        state: EngineState,
-        client: int,
-        x: PyTree,
-        data: FederatedData | None = None,
-        *,
-        down: Message | None = None,
-        draws: int | None = None,
-    ) -> PyTree:
-        """The predictive distribution of the client at position `client` for new rows `x`."""
-        if data is not None:
-            return super().predict(state, client, x, data, down=down, draws=draws)
-        block, local = self._place(client)
-        asked = {block: (state.round, local, jax.tree.map(np.asarray, x), draws)}
-        found = self._ask(state, "predict", asked, self._told(state, down))[block]
-        return jax.tree.map(jnp.asarray, found)
-
-    def draws(
-        self,
-        state: EngineState,
-        clients: np.ndarray,
-        count: int,
-        data: FederatedData | None = None,
-        chains: Sequence[int] = (0,),
-        *,
-        down: Message | None = None,
-    ) -> PyTree:
-        """Posterior draws of the clients at some positions, as (clients, chains, count, ...)."""
-        if data is not None:
-            return super().draws(state, clients, count, data, chains, down=down)
-        owner = np.searchsorted(self.crew.edges, clients, side="right") - 1
-        asked = {
-            int(block): (
-                state.round,
-                clients[owner == block] - self.crew.edges[block],
-                count,
-                tuple(chains),
-            )
-            for block in np.unique(owner)
-        }
-        found = self._ask(state, "draws", asked, self._told(state, down))
-        order = np.concatenate([np.flatnonzero(owner == block) for block in found])
-        back = np.argsort(order)
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[back], *found.values())
+    def checkpointed(self) -> None:
+        """To be called once the newest snapshot is safely on disk."""
+        if self._files is not None:
+            self._files.checkpointed(self._point.state.round)
 
     def _block_of(self, state: EngineState, count: int) -> tuple[EngineState, Timed]:
         timed = []
@@ -278,14 +290,15 @@ class Cluster(Vectorised):
         arguments = {block: (self._run, *given) for block, given in asked.items()}
         return self._patiently(state, lambda _: self.crew.call(name, arguments, sent))
 
-    def _patiently(self, state: EngineState, do: Any) -> Any:
-        """Do something with blocks in a state, again until none of them is lost."""
+    def _patiently(self, state: EngineState | None, do: Any) -> Any:
+        """Do something with blocks in a state, or in any, again until none of them is lost."""
         while True:
             try:
-                self._settle(state)
+                if state is not None:
+                    self._settle(state)
                 return do(state)
             except BlockLostError as error:
-                self._start_again(error, state.round)
+                self._start_again(error, self._reached if state is None else state.round)
 
     def _settle(self, state: EngineState) -> None:
         """Bring the blocks into a state: those that are elsewhere go back and run the rounds since
@@ -337,8 +350,12 @@ class Cluster(Vectorised):
         if round_ > self._reached:
             self._reached, self._losses = round_, 0
 
-    def _keep(self, state: EngineState, nodes: list[list[np.ndarray] | None]) -> None:
-        self._point, self._kept_at = _Point(state, nodes), perf_counter()
+    def _keep(
+        self, state: EngineState, nodes: Sequence[_Kept], manifest: Manifest | None = None
+    ) -> None:
+        self._point, self._kept_at = _Point(state, nodes, manifest), perf_counter()
+        if self._files is not None and manifest is not None:
+            self._files.kept(state.round)
 
     def _keep_now_and_then(self, state: EngineState) -> None:
         """Keep a point to go back to: at once where clients keep nothing."""
@@ -349,14 +366,6 @@ class Cluster(Vectorised):
 
     def _part(self, block: int) -> slice:
         return slice(int(self.crew.edges[block]), int(self.crew.edges[block + 1]))
-
-    def _place(self, client: int) -> tuple[int, int]:
-        """The block of the client at a position, and its position there."""
-        block = int(np.searchsorted(self.crew.edges, client, side="right")) - 1
-        return block, client - int(self.crew.edges[block])
-
-    def _told(self, state: EngineState, down: Message | None) -> Message:
-        return jax.device_get(self._down(state) if down is None else down)
 
     def _take(self, state: EngineState, positions: np.ndarray) -> Node:
         raise NotImplementedError("nodes are with the blocks")

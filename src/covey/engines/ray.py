@@ -1,18 +1,21 @@
-"""Blocks of clients in Ray actors: one organisation's cluster. The only place that imports Ray."""
+"""One organisation's cluster: blocks of clients in Ray actors, and calls as Ray tasks. The only
+place that imports Ray.
+"""
 
 import os
 import re
 import socket
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from jaxtyping import PyTree
 
 from covey.data.federated import FederatedData
-from covey.engines.block import Block
+from covey.engines.block import Block, Hello
 from covey.engines.crew import BlockLostError, checked, edges_of, shares_of
 from covey.engines.rows import Storage
 
@@ -20,6 +23,10 @@ _ANSWER_SECONDS = 5.0  # that a cluster has to accept a connection
 _START_SECONDS = 120.0  # that an actor has to start
 _PATIENCE_SECONDS = 300.0  # after which an actor that does not answer is named
 _CORES_PER_ACTOR = 1
+_SAVE_SECONDS = 60.0  # that tasks have to save themselves after Ctrl-C
+_USERS = "covey_user_"  # how `config.user_code` names modules of files of users
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class RayCrew:
@@ -48,10 +55,11 @@ class RayCrew:
         address: str | None = None,
         storage: Storage = "auto",
     ):
-        self.ray = _ray()
+        _ray()
         if actors is not None:
             edges_of(data, actors)  # before a cluster is started for nothing
-        self._connect(address, actors)
+        self.ray = connect(address, actors)
+        _send_files_of_users()
         cores = int(self.ray.cluster_resources().get("CPU", 1))
         count = max(1, min(cores, data.clients)) if actors is None else actors
         if count * _CORES_PER_ACTOR > cores:
@@ -168,24 +176,125 @@ class RayCrew:
             raise ValueError(found.why)
         return found
 
-    def _connect(self, address: str | None, actors: int | None) -> None:
-        """Connect to a cluster, once per process."""
-        if self.ray.is_initialized():
-            return
-        if address is None:
-            cores = max(os.cpu_count() or 1, actors or 1)
-            given = {"address": "local", "num_cpus": cores, "include_dashboard": False}
-        else:
-            _need_answer(address)
-            given = {"address": address}
-        with warnings.catch_warnings():
-            # Ray starts programs, which replaces the forked process before it can use JAX.
-            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
-            try:
-                self.ray.init(log_to_driver=False, logging_level="error", **given)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                where = address or "this machine"
-                raise OSError(f"{_no_cluster(where)} ({_last_line(error)})") from None
+
+def each(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    address: str,
+    shared: Path,
+    at_once: int | None = None,
+) -> Iterator[tuple[Task, Result]]:
+    """Call a function for every task, each on one CPU of a cluster.
+
+    A task whose process or node dies is started again, elsewhere if need be. After Ctrl-C here, the
+    tasks hear it too and have a minute to save themselves; when this process is killed, Ray ends
+    them.
+
+    Args:
+        function: A function of a module, called with each task. It handles its own errors, and may
+            be called again with a task that it has finished.
+        tasks: What to call it with.
+        address: Where the cluster is, "host:port" or "auto".
+        shared: An absolute path that exists and that every node has to see.
+        at_once: Most tasks at once. Default: one per CPU of the cluster.
+
+    Yields:
+        Each task with its result, as they are finished.
+
+    Raises:
+        ValueError: Ray is not installed, or a node has another version of covey or of JAX, or does
+            not see the path.
+        OSError: No cluster answers, or a task was lost several times.
+    """
+    ray = connect(address)
+    call = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_call)
+    given = (sys.path, str(Path.cwd()), str(shared), function)
+    waiting, busy = list(reversed(tasks)), {}
+    try:
+        while waiting or busy:
+            while waiting and (at_once is None or len(busy) < at_once):
+                task = waiting.pop()
+                busy[call.remote(*given, task)] = task
+            (done, *_), _ = ray.wait(list(busy), num_returns=1)
+            task = busy.pop(done)
+            yield task, _returned(ray, task, done)
+    finally:
+        for one in busy:
+            ray.cancel(one)
+        if busy:
+            ray.wait(list(busy), num_returns=len(busy), timeout=_SAVE_SECONDS)
+
+
+def _call(
+    paths: list[str], folder: str, shared: str, function: Callable[[Task], Result], task: Task
+) -> "tuple[Hello, Result | None]":
+    """A task, on its node; None where the node does not see the shared path."""
+    sys.path.extend(path for path in paths if path not in sys.path)
+    hello = Block().hello()
+    if not (Path(shared).exists() and Path(folder).exists()):
+        return hello, None
+    os.chdir(folder)
+    return hello, function(task)
+
+
+def _returned(ray: Any, task: object, done: Any) -> Any:
+    errors = ray.exceptions
+    try:
+        hello, result = ray.get(done)
+    except (errors.RayTaskError, errors.RaySystemError) as error:
+        if "No module named" in str(error):
+            raise ValueError(
+                f"a node cannot run it: {_last_line(error)}; the same version of covey has to be "
+                "installed on every node"
+            ) from None
+        raise
+    except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
+        raise OSError(
+            f"{task} was lost several times ({_last_line(error)}), perhaps for want of memory; the "
+            "same command goes on with it"
+        ) from None
+    checked(hello)
+    if result is None:
+        raise ValueError(
+            f"node {hello.node} does not see this folder: what is run on a cluster must be on a "
+            "path that all nodes share"
+        )
+    return result
+
+
+def connect(address: str | None, actors: int | None = None) -> Any:
+    """Connect to a cluster, once per process.
+
+    Args:
+        address: Where it is. Default: a new one on this machine.
+        actors: Number of actors that a new one has to have room for.
+
+    Returns:
+        The module `ray`.
+
+    Raises:
+        ValueError: Ray is not installed, or this is no address.
+        OSError: No cluster answers.
+    """
+    ray = _ray()
+    if ray.is_initialized():
+        return ray
+    if address is None:
+        cores = max(os.cpu_count() or 1, actors or 1)
+        given = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    else:
+        _need_answer(address)
+        given = {"address": address}
+    with warnings.catch_warnings():
+        # Ray starts programs, which replaces the forked process before it can use JAX.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+        try:
+            ray.init(log_to_driver=False, logging_level="error", **given)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = address or "this machine"
+            raise OSError(f"{_no_cluster(where)} ({_last_line(error)})") from None
+    return ray
 
 
 class _Refused:
@@ -222,9 +331,18 @@ def _ray() -> Any:
         import ray
     except ImportError:
         raise ValueError(
-            "engine='ray' needs Ray, which is not installed: pip install 'covey[cluster]'"
+            "a cluster needs Ray, which is not installed: pip install 'covey[cluster]'"
         ) from None
     return ray
+
+
+def _send_files_of_users() -> None:
+    """Methods from a user's own file travel with their code: no node can import the file."""
+    from ray import cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_USERS):
+            cloudpickle.register_pickle_by_value(module)
 
 
 def _need_answer(address: str) -> None:

@@ -9,12 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from covey.core.mapped import read_at_random, release
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData, Split
 from covey.data.roster import Roster
 from covey.engines.round import bucket_size
 
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
+MAPPED_LIMIT = 2 * 1024**3  # bytes of rows above which memory-mapped ones leave the process again
+MAPPED_BYTES = 256 * 1024**2  # of pages that then stay in the process, about
+PAGE = 4096
 Storage: TypeAlias = Literal["auto", "device", "host"]
 
 
@@ -30,7 +34,7 @@ class View(NamedTuple):
 
 class _Ranges:
     """Where each client's rows begin and how many there are, by split; made once, as a million
-    clients take milliseconds.
+    clients take milliseconds. They are 12 bytes per client, in memory.
     """
 
     def __init__(self, data: FederatedData):
@@ -40,7 +44,9 @@ class _Ranges:
     def ranges(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
         """Starts and counts of one split."""
         if split not in self.made:
-            self.made[split] = self.data.starts(split), self.data.counts(split)
+            counts = self.data.counts(split).astype(np.int32)
+            self.made[split] = np.array(self.data.starts(split)), counts
+            release(self.data.bounds)
         return self.made[split]
 
 
@@ -60,7 +66,19 @@ class DeviceRows(_Ranges):
 
 
 class HostRows(_Ranges):
-    """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied."""
+    """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied.
+
+    Of memory-mapped rows of more than `MAPPED_LIMIT` bytes, few pages stay in this process.
+    """
+
+    def __init__(self, data: FederatedData):
+        super().__init__(data)
+        self.leaves = jax.tree.leaves(data.rows)
+        self.many = sum(leaf.nbytes for leaf in self.leaves) > MAPPED_LIMIT
+        self.touched = 0
+        if self.many:
+            for leaf in self.leaves:
+                read_at_random(leaf)
 
     def view(self, positions: np.ndarray, split: Split) -> View:
         """Rows of one split of the clients at `positions`, one client after the other, padded to
@@ -76,7 +94,18 @@ class HostRows(_Ranges):
         index = np.repeat(all_starts[positions] - starts, counts) + np.arange(total)
         index = np.concatenate([index, np.zeros(bucket_size(max(total, 1)) - total, index.dtype)])
         rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), _some(self.data.rows))
+        if self.many:
+            self._touch(rows, len(positions))
         return View(rows, starts.astype(np.int32), counts.astype(np.int32))
+
+    def _touch(self, copied: PyTree, clients: int) -> None:
+        """Count the pages that were read, and now and then let go of them."""
+        leaves = jax.tree.leaves(copied)
+        self.touched += sum(leaf.nbytes for leaf in leaves) + clients * len(leaves) * PAGE
+        if self.touched > MAPPED_BYTES:
+            self.touched = 0
+            for leaf in self.leaves:
+                release(leaf)
 
 
 def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from covey.channel.exact import keep_exact
@@ -88,8 +89,7 @@ def setup_of(
     rounds: int | None = None,
 ) -> Setup:
     """Put together what a run needs, and let the method check it. No row is looked at."""
-    roster = clients.roster
-    counts = roster.counts("train")
+    counts = clients.counts("train")
     if not counts.any():
         raise ValueError(
             "no client has training rows: there is nothing to learn from; see FederatedData.split"
@@ -100,7 +100,9 @@ def setup_of(
         if algorithm.hooks.validate is not None:
             algorithm.hooks.validate(Plan(counts, sampler, given, upload, rounds))
 
-    agreed = agreement_of(algorithm, spec_of(roster), seed=seed, channel=channel, validate=validate)
+    agreed = agreement_of(
+        algorithm, spec_of(clients, counts), seed=seed, channel=channel, validate=validate
+    )
     checked = (Faults() if faults is None else faults).checked()
     sizes = sizes_of(agreed.channel, agreed.shapes)
     return Setup(
@@ -131,10 +133,16 @@ class Agreement(NamedTuple):
     shapes: Shapes
 
 
-def spec_of(roster: Roster) -> Spec:
-    """The specification that the server and all sites make their shapes from."""
-    capacity = bucket_size(int(roster.counts("train").max(initial=1)))
-    return roster.spec._replace(capacity=capacity)
+def spec_of(clients: FederatedData | Roster, counts: np.ndarray | None = None) -> Spec:
+    """The specification that the server and all sites make their shapes from.
+
+    Args:
+        clients: The clients.
+        counts: Their numbers of training rows, where they are known already.
+    """
+    known = clients.counts("train") if counts is None else counts
+    spec = clients.spec._replace(capacity=bucket_size(int(known.max(initial=1))))
+    return spec if isinstance(clients, Roster) else spec._replace(first_row=clients.first_row)
 
 
 def agreement_of(

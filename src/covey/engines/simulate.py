@@ -23,6 +23,7 @@ from covey.core import tree
 from covey.core.algorithm import Algorithm, State
 from covey.core.channel import Channel
 from covey.core.faults import Faults
+from covey.core.mapped import release
 from covey.core.node import Node
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData
@@ -78,6 +79,7 @@ class Simulation(Vectorised):
         )
         self.rows = rows_of(data, storage)
         self.ids = jnp.asarray(data.ids, jnp.int32)
+        release(data.ids)
         self.chunk = chunk_of(chunk, self.setup, data, len(self.devices))
         self.evaluator = Evaluator(algorithm, self.setup.root, self.chunk)
         if isinstance(self.rows, DeviceRows):
@@ -98,12 +100,15 @@ class Simulation(Vectorised):
     def snapshot(self, state: EngineState) -> Snapshot:
         """The state as arrays, for a checkpoint."""
         return Snapshot(
-            np.int64(state.round), state.server, self.driver.snapshot(state), np.asarray(state.seen)
+            np.int64(state.round),
+            state.server,
+            self.driver.snapshot(state),
+            np.asarray(state.seen)[: self.driver.counted],
         )
 
     def snapshot_like(self) -> Snapshot:
         """The shapes of a snapshot."""
-        return snapshot_like(self.setup.shapes.server, self.driver.like(), self.data.clients)
+        return snapshot_like(self.setup.shapes.server, self.driver.like(), self.driver.counted)
 
     def restore(self, snapshot: Snapshot) -> EngineState:
         """The state that a snapshot was made of."""
@@ -120,6 +125,7 @@ class _Resident:
 
     def __init__(self, engine: Simulation):
         self.engine = engine
+        self.counted = engine.data.clients  # of whom a snapshot says whether they took part
         counts = engine.data.counts("train")
         bands = tuple(rounds.bands_of(counts, engine.setup.sampler.slots, engine.chunk))
         everyone = np.arange(engine.data.clients)
@@ -259,6 +265,8 @@ def _sorted(
 class _Streamed:
     """Rows and nodes on the host; the rows of a cohort are gathered, its chunks dispatched one by
     one.
+
+    Nodes, and who has taken part, move on in place. On disk, the nodes say who that is.
     """
 
     def __init__(self, engine: Simulation, node_directory: Path | None):
@@ -269,6 +277,7 @@ class _Streamed:
             if node_directory is None
             else DiskNodes(like, clients, node_directory)
         )
+        self.counted = clients if node_directory is None else 0
         parts = round_parts(engine.setup)
         setup = engine.setup
         of_chunks = chunk_parts(setup.algorithm, setup.channel, setup.shapes)
@@ -280,10 +289,11 @@ class _Streamed:
         self.broadcast = shared(jax.jit, engine.setup.algorithm.broadcast)
 
     def start(self, server: State) -> EngineState:
+        self.store.clear()
         return EngineState(0, server, None, np.zeros(self.engine.data.clients, bool))
 
     def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
-        seen, server, records = np.array(state.seen), state.server, []
+        seen, server, records = np.asarray(state.seen), state.server, []
         for t in range(state.round, state.round + count):
             server, record = self._round(t, server, seen)
             records.append(record)
@@ -308,7 +318,8 @@ class _Streamed:
 
     def restore(self, round_: int, server: State, nodes: PyTree, seen: np.ndarray) -> EngineState:
         self.store.restore(nodes)
-        return EngineState(round_, server, None, np.array(seen))
+        took_part = self.store.seen() if isinstance(self.store, DiskNodes) else np.array(seen)
+        return EngineState(round_, server, None, took_part)
 
     def checkpointed(self) -> None:
         self.store.checkpointed()

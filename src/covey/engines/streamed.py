@@ -110,6 +110,7 @@ class HostClients:
         """
         where = np.asarray(some.index)
         if not self.stateful:
+            self.store.put(where[some.on], ())
             seen[where[some.on]] = True
             return
         kept = np.asarray(good)

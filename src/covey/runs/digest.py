@@ -5,11 +5,13 @@ import hashlib
 import jax
 import numpy as np
 
+from covey.core.mapped import release
 from covey.data.federated import FederatedData
 from covey.data.roster import Roster
 
 _HASHED_BYTES = 64 * 1024**2
 _HASHED_ROWS = 4096  # of data that are larger
+_TOGETHER = 1 << 20  # rows of a table that are hashed at once
 
 
 def data_digest(data: FederatedData | Roster) -> str:
@@ -32,7 +34,9 @@ def data_digest(data: FederatedData | Roster) -> str:
         else np.linspace(0, total - 1, min(_HASHED_ROWS, total)).astype(np.int64)
     )
     for array in (data.bounds, data.ids, *(leaf[chosen] for leaf in leaves)):
-        digest.update(np.ascontiguousarray(array).data)
+        for at in range(0, len(array), _TOGETHER):
+            digest.update(np.ascontiguousarray(array[at : at + _TOGETHER]).data)
+            release(array)
     return digest.hexdigest()[:16]
 
 

@@ -31,7 +31,8 @@ Record: TypeAlias = dict[str, int | float | None]
 # What may change when a run is resumed; none of it changes the metrics of a round.
 _FREE = ("run.rounds", "run.checkpoint_every", "run.name", "run.actors", "run.address")
 _MISSING = "(not set)"
-_BESIDE = ("lock", "study")  # what may be in a directory before its run; `study` is a server's
+LOCK = "lock"
+_BESIDE = (LOCK, "study")  # what may be in a directory before its run; `study` is a server's
 
 
 class BusyError(OSError):
@@ -58,7 +59,7 @@ class RunDirectory:
             BusyError: another process holds it; the message names that process.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+b") as file:
+        with (self.path / LOCK).open("a+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

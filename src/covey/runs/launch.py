@@ -83,7 +83,7 @@ def run(
         chunk: Clients that "simulate", or an actor of "ray", runs side by side.
         storage: Where "simulate" and the actors of "ray" keep rows: "device", or "host" for rows
             that are memory-mapped or too many. With rows on the host and a run directory, the
-            clients' states of "simulate" are memory-mapped there too.
+            clients' states of "simulate" are there too, and not in memory.
         privacy: Privacy budget, for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
             The epsilon spent is in the metrics of every round, and rounds beyond the budget are
             refused. Only uploads are accounted for, not evaluations.
@@ -125,7 +125,7 @@ def run(
         engine_of = _on_a_cluster(data, seed, chunk, storage, actors, address)
     else:
         engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
-    places = {"node_directory": Path(out) / "nodes"} if out and engine == "simulate" else {}
+    places = {"node_directory": Path(out) / "nodes"} if out and engine in _IN_CHUNKS else {}
     venue = Venue(
         data,
         partial(engine_of, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places),

@@ -5,15 +5,17 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import NamedTuple
 
 from covey.config import configuration, model_selection
 from covey.core import atomic_files
 from covey.engines.record import Diverged
+from covey.runs.directory import BusyError
 from covey.sweeps.grid import Trial
 
 _FILE = "result.json"
+_ENDING_SECONDS = 20.0
 
 
 class Outcome(NamedTuple):
@@ -53,13 +55,15 @@ def conduct(trial: Trial) -> Outcome:
 
     Returns:
         The outcome. A run that diverges has one too, and is not tried again; one that fails, e.g.
-        on a full disk, has only its error.
+        on a full disk, has only its error. A run that is done is left as it is.
     """
+    if (before := stored(trial)) is not None:
+        return before
     start = perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = _run(trial)
+            found = _patiently(trial)
         except Diverged as error:
             found = Outcome(diverged=str(error))
         except (ValueError, OSError) as error:
@@ -68,6 +72,20 @@ def conduct(trial: Trial) -> Outcome:
     found = found._replace(seconds=perf_counter() - start, warnings=said)
     _store(trial.directory / _FILE, found)
     return found
+
+
+def _patiently(trial: Trial) -> Outcome:
+    """Run it, once a process that is about to end has let go of its directory: a cluster ends the
+    processes of a sweep that was killed, but not at once.
+    """
+    end = perf_counter() + _ENDING_SECONDS
+    while True:
+        try:
+            return _run(trial)
+        except BusyError:
+            if perf_counter() > end:
+                raise
+            sleep(0.2)
 
 
 def _run(trial: Trial) -> Outcome:
