@@ -14,13 +14,13 @@ _COLUMNS = 100  # of text in the repository
 _HEAD = """# Published results beside ours
 
 Every number is from the code of `covey reproduce ID --scale SCALE`. A claim that does not hold says
-**lost**. No test row chose a setting, but for two experiments, as the docstrings of their modules
-say: in `mixture-cifar10` the batch size was changed after a first run on the data that are scored
-here, and in `fedpop-synthetic` (and its grid) FedRep and FedAvg take the learning rate that is best
-by the truth, which favours them.
+**lost**. No test row chose a setting, but for one experiment, as the docstring of its module says:
+in `fedpop-synthetic` (and its grid) FedRep and FedAvg take the learning rate that is best by the
+truth, which favours them.
 
-What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module.
-Times are of two cores, some of them with other work beside.
+What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. At
+the quick scale claims about the order of methods mean little. Times are of two cores, many of them
+with other work beside.
 """
 
 
