@@ -3,6 +3,7 @@ column and value are named.
 """
 
 import re
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 import covey
-from covey.fitting.cautions import warn_of
+from covey.fitting.cautions import collected, warn_of
 from covey.fitting.comparison import compare
 from covey.fitting.description import describe
 from covey.fitting.design import Rows
@@ -266,3 +267,15 @@ def test_two_files_of_one_site_are_refused(tmp_path):
         (tmp_path / f"bern.{ending}").write_text("")
     with pytest.raises(ValueError, match=r"two tables of the site 'bern', bern.csv and bern.parq"):
         covey.fit(FORMULA, tmp_path)
+
+
+def test_warnings_of_a_fit_that_fails_are_said_too():
+    notes = []
+    with (
+        pytest.warns(UserWarning, match="^age is odd"),
+        pytest.raises(RuntimeError, match="diverged"),
+        collected(notes),
+    ):
+        warnings.warn("marginal: weights[age] is odd", stacklevel=1)
+        raise RuntimeError("diverged")
+    assert notes == ["age is odd"]

@@ -278,7 +278,7 @@ class Constructors(ClientRows):
             allow_missing=allow_missing,
             warn_if_empty=not drop_empty,
         )
-        frames.warn_of_equal_columns(columns, [table.x for table in found.values()])
+        checks.warn_of_equal_columns(columns, [table.x for table in found.values()])
         return cls.from_clients(
             {name: (table.x, table.y) for name, table in found.items()},
             splits=None
@@ -346,7 +346,7 @@ class Constructors(ClientRows):
         )
         if not allow_missing:
             frames.refuse_missing(x, columns, owner, source)
-        frames.warn_of_equal_columns(columns, [x])
+        checks.warn_of_equal_columns(columns, [x])
         return cls.from_arrays(
             x,
             y,

@@ -1,6 +1,5 @@
 """From tables with named columns to arrays. Errors name the file, the line and the value."""
 
-import hashlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 # import of pandas here.
 PathLike: TypeAlias = str | Path
 Table: TypeAlias = Union["pandas.DataFrame", str, Path]
-
-
-_SHOWN_PAIRS = 3
 
 
 class Source(NamedTuple):
@@ -338,45 +334,6 @@ def refuse_missing(
         " with standardised() ([data] allow_missing = true and standardise = true in a"
         " configuration)"
     )
-
-
-def warn_of_equal_columns(
-    columns: Sequence[str], tables: Sequence[Float64[np.ndarray, "_ features"]]
-) -> None:
-    """Warn of feature columns with the same values in every row of all tables.
-
-    Constant columns are left out: tables of images have many pixels that are always 0.
-
-    Args:
-        columns: Names of the feature columns.
-        tables: The features of each table.
-
-    Example:
-        >>> with warnings.catch_warnings(record=True) as caught:
-        ...     warnings.simplefilter("always")
-        ...     warn_of_equal_columns(["dose", "dose2"], [np.array([[1.0, 1.0], [2.0, 2.0]])])
-        >>> str(caught[0].message)[:55]
-        "columns 'dose' and 'dose2' have the same values in all "
-    """
-    seen: dict[bytes, str] = {}
-    pairs: list[str] = []
-    for index, column in enumerate(columns):
-        parts = [x[:, index] + 0.0 for x in tables if len(x)]  # -0.0 and 0.0 are one value
-        if not parts or all(np.all(part == parts[0][0]) for part in parts):
-            continue
-        digest = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            digest.update(part.tobytes())
-        first = seen.setdefault(digest.digest(), column)
-        if first != column:
-            pairs.append(f"{first!r} and {column!r}")
-    if pairs:
-        shown = "; ".join(pairs[:_SHOWN_PAIRS]) + ("; ..." if len(pairs) > _SHOWN_PAIRS else "")
-        warnings.warn(
-            f"columns {shown} have the same values in all {sum(map(len, tables))} rows: their"
-            " coefficients cannot be told apart; leave one of them out with `features`",
-            stacklevel=2,
-        )
 
 
 def check_columns(frame: "pandas.DataFrame", columns: Sequence[str], source: Source) -> None:

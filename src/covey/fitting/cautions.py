@@ -67,9 +67,16 @@ def collected(notes: list[str]) -> Iterator[None]:
     Args:
         notes: Where to add them.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
+    caught: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:  # also those of a fit that fails
+        _say_again(caught, notes)
+
+
+def _say_again(caught: Sequence[warnings.WarningMessage], notes: list[str]) -> None:
     for one in caught:
         if not issubclass(one.category, UserWarning):
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -77,7 +84,7 @@ def collected(notes: list[str]) -> Iterator[None]:
         text = in_words_of_the_formula(str(one.message))
         if text not in notes:
             notes.append(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
 
 def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
