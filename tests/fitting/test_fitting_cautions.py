@@ -269,13 +269,17 @@ def test_two_files_of_one_site_are_refused(tmp_path):
         covey.fit(FORMULA, tmp_path)
 
 
+def failing(notes):
+    with collected(notes):
+        warnings.warn("marginal: weights[age] is odd", stacklevel=1)
+        raise RuntimeError("diverged")
+
+
 def test_warnings_of_a_fit_that_fails_are_said_too():
     notes = []
     with (
         pytest.warns(UserWarning, match="^age is odd"),
         pytest.raises(RuntimeError, match="diverged"),
-        collected(notes),
     ):
-        warnings.warn("marginal: weights[age] is odd", stacklevel=1)
-        raise RuntimeError("diverged")
+        failing(notes)
     assert notes == ["age is odd"]
