@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
-from covey.runs import toml
+from covey.core import toml_files
 from covey.runs.digest import data_digest
 from covey.runs.environment import versions
 from covey.runs.run import Run
@@ -124,7 +124,7 @@ def _settings(run: Run) -> dict[str, str]:
     """What the configuration of a run says, by table and key."""
     if run.directory is None:
         return {}
-    tables = toml.read(run.directory / "config.toml")
+    tables = toml_files.read(run.directory / "config.toml")
     return {
         f"{table}.{key}": str(value)
         for table, values in tables.items()

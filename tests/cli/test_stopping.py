@@ -101,7 +101,7 @@ def test_a_run_stopped_before_it_is_resumed_says_how_to_continue(tmp_path):
         (
             "covey.sweeps.sweep:sweep",
             ("sweep", "sites.toml"),
-            "stopped; the same command goes on with it",
+            "stopped; the same command resumes it",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_sweep_stopped_by_sigterm_goes_on_by_the_same_command(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 143, err
-    assert err.splitlines()[-1] == "stopped; the same command goes on with it"
+    assert err.splitlines()[-1] == "stopped; the same command resumes it"
     assert "Traceback" not in err
 
 

@@ -62,7 +62,7 @@ def test_within_an_epoch_nothing_goes_back(accepted):
 def test_a_state_that_the_site_does_not_have_is_named():
     found = refusal(settled, MEMORY, envelope(2, 7, Stamp(1, 4)))
     assert found.reason == Reason.MISSING
-    assert "goes on from round 4 of epoch 1" in found.text
+    assert "continues from round 4 of epoch 1" in found.text
     found = refusal(settled, Memory(), envelope(2, 7, Stamp(1, 4)))
     assert "no state at all" in found.text
 

@@ -298,7 +298,7 @@ def test_a_checkpoint_that_the_sites_no_longer_have_is_named(fedem):
     back = restored(world, oldest)
     with (
         pytest.warns(UserWarning, match="store is of another time"),
-        pytest.raises(NoQuorumError, match=r"goes on from round 0 of epoch .* has round"),
+        pytest.raises(NoQuorumError, match=r"continues from round 0 of epoch .* has round"),
     ):
         world.engine.advance(back, 1)
 

@@ -187,6 +187,16 @@ WARNED = {
         tables(y=lambda zug: zug.y + 1),
         "'y' is 0 or 1 at site 'bern' and 1 or 2 at site 'zug'",
     ),
+    "a slope of years": (
+        "bp ~ year + (1 + year | site)",
+        everywhere(year=lambda site: 1990.0 + site.age / 4),
+        r"'year' is far from 0 \(mean 20\d\d, sd \d.*slope differs between sites",
+    ),
+    "a square of years": (
+        "bp ~ year + I(year**2) + (1 | site)",
+        everywhere(year=lambda site: 1990.0 + site.age / 4),
+        r"'year' is far from 0.*it is a part of 'I\(year \*\* 2\)'.*Write center\(year\)",
+    ),
     "the same rows twice": (
         FORMULA,
         tables() | {"zug2": tables()["zug"]},

@@ -37,7 +37,7 @@ class Recording(NamedTuple):
     keep: int = 100
 
     def due(self, round_: Int[Array, ""]) -> Bool[Array, ""]:
-        """Whether the state after so many rounds is a draw."""
+        """Whether the state after `round_` rounds is a draw."""
         return (round_ > self.burn_in) & ((round_ - self.burn_in) % self.thinning == 0)
 
 

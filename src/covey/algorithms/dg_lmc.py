@@ -21,12 +21,12 @@ from covey.algorithms.chains import (
     published,
     recorded,
 )
-from covey.algorithms.fald_walk import chain_report, energy_gradient, minibatches
+from covey.algorithms.fald_walk import chain_report, energy_gradient, weighted_walk
 from covey.algorithms.mode import LogPrior
 from covey.algorithms.qlsd import check_batch, prior_pull
 from covey.core.algorithm import Algorithm, Empty, Hooks, Local, no_state
 from covey.core.shard import Shard
-from covey.kernels.langevin_chains import Langevin, langevin_steps, noise_like
+from covey.kernels.langevin_chains import Langevin, noise_like
 from covey.models.catalogue import need
 from covey.models.model import Model
 
@@ -151,8 +151,6 @@ def dg_lmc(
 
     def client(key, down, z, data: Shard):
         choose, noise = jax.random.split(key)
-        batch_of, rows = minibatches(data, batch_size, "fixed")
-        scale = data.count / jnp.maximum(rows, 1)
 
         def near_x(z):
             prior = prior_pull(log_prior, z)
@@ -160,15 +158,7 @@ def dg_lmc(
                 lambda z, x, p: (z - x) / tolerance - p / down.clients, z, down.theta, prior
             )
 
-        end = langevin_steps(
-            steps,
-            lambda key, one: of_rows(one, batch_of(key), scale),
-            choose,
-            [(1.0, noise)],
-            jnp.int32(0),
-            z,
-            near_x,
-        )
+        end = weighted_walk(steps, of_rows, (choose, noise), data, batch_size, 1.0, z, near_x)
         info = chain_report(model, choose, down.theta, data, batch_size, local_steps)
         return Local(jax.tree.map(jnp.subtract, end, z), z, info)
 

@@ -132,7 +132,7 @@ def _choose(mode: Mode, spec: Spec, ask: Ask) -> int:
 
 
 def _unsettled(state) -> str | None:
-    """FA-LD is done once it has so many draws that their means are known to a few percent."""
+    """FA-LD is done once the means of its draws are known to a few percent."""
     count = int(state.ring.count)
     if count >= DRAWS:
         return None

@@ -67,6 +67,43 @@ def local_walk(
     return beta, share
 
 
+def weighted_walk(
+    steps: Langevin,
+    gradient: Gradient,
+    keys: tuple[Key[Array, ""], Key[Array, ""]],
+    data: Shard,
+    batch_size: int | None,
+    weight: float | Float[Array, ""],
+    start: PyTree,
+    common: Callable[[PyTree], PyTree],
+) -> PyTree:
+    """Chains after Langevin steps on the energy of a client's rows times a weight, plus a part
+    that is known for all chains at once.
+
+    Args:
+        steps: Settings of the steps; their size does not fall.
+        gradient: Of the energy of a minibatch; see `energy_gradient`.
+        keys: Of the minibatches and of the noise.
+        data: The client's rows.
+        batch_size: Rows per step, drawn without replacement; None takes all.
+        weight: What the gradient of all rows is multiplied by.
+        start: The chains before the first step, on the last axis.
+        common: (all chains) -> the other part of their gradients.
+    """
+    choose, noise = keys
+    batch_of, rows = minibatches(data, batch_size, "fixed")
+    scale = weight * data.count / jnp.maximum(rows, 1)
+    return langevin_steps(
+        steps,
+        lambda key, theta: gradient(theta, batch_of(key), scale),
+        choose,
+        [(1.0, noise)],
+        jnp.int32(0),
+        start,
+        common,
+    )
+
+
 def energy_gradient(model: Model, log_prior: LogPrior | None, clip: int | float | None) -> Gradient:
     """(theta, batch, n / m) -> (n / m) sum over the batch of grad l, plus grad U.
 

@@ -15,7 +15,7 @@ Statistic: TypeAlias = Callable[[Key[Array, ""], Shard], PyTree]  # a client's t
 
 
 class Sum(NamedTuple):
-    """The sum over clients, as a mean over so many rounds, and what clients are sent for it."""
+    """The sum over clients, as a mean over some rounds, and what clients are sent for it."""
 
     sum: PyTree
     rounds: Float[Array, ""]

@@ -149,7 +149,7 @@ def fedpa(
             reproduce its settings.
         solver: "dense" forms Sigma_i, for few parameters; the result is the same.
         rank: Number of parameters up to which the posterior's precision is exact; with more, it is
-            exact in about as many leading directions. A client sends so many vectors when the
+            exact in about as many leading directions. A client sends that many vectors when the
             posterior is asked for. 0 offers no posterior.
 
     Returns:

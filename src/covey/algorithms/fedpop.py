@@ -119,7 +119,7 @@ def fedpop(
             `kernels.ornstein_uhlenbeck` about 1 fits any client. Default: None, which finds out
             what suits the data.
         draws: Draws of the effects that each client makes and learns from per round (M). Default:
-            10; without a step_size, so many that a round has a Monte Carlo error of 0.15 standard
+            10; without a step_size, enough for a Monte Carlo error per round of 0.15 standard
             errors.
         burn_in: Transitions of the kernel before these draws, per round. Default: none, as the
             chain continues from the client's last round.
@@ -156,7 +156,7 @@ def fedpop(
         batch_size: (ours, step size) Rows per minibatch of that pass. Default: None, one step with
             all rows.
         anneal: (ours, step size) (T, rounds): the log-likelihood is divided by a temperature that
-            falls from T to 1 in so many rounds. For little noise and few rows, where phi hardly
+            falls from T to 1 in this many rounds. For little noise and few rows, where phi hardly
             moves. Posterior and predictions are always at temperature 1.
 
     Returns:

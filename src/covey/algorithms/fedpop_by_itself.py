@@ -220,7 +220,7 @@ def _rounds(sampler: Sampler, priors: Priors, wanted: Wanted, draws: int) -> Alg
         gradient, fit = moving_gradient(joint, down, personal, data)
         info = ClientInfo(-fit / jnp.maximum(data.count, 1), jnp.asarray(wanted.burn_in + draws))
         up = gradient if joint.law.learned else gradient._replace(beta=Empty())
-        # The chain goes on from its last draw, and predictions draw anew.
+        # The chain continues from its last draw, and predictions draw anew.
         return Local(up, personal._replace(draws=personal.draws[-1:]), info)
 
     def server(key, state: State, aggregate: Aggregate):

@@ -24,7 +24,7 @@ from covey.models.law import Law
 
 Kind: TypeAlias = Literal["isotropic", "diagonal", "full", "model", "fixed"]
 QUESTION = "marginal"
-LARGEST = 300  # parameters: clients send a matrix of so many rows and columns
+LARGEST = 300  # parameters: clients send a matrix with this many rows and columns
 MOST_EFFECTS = 10
 _SMALL = 0.03  # a deviation that counts as 0, in units of what the rows can tell from 0
 

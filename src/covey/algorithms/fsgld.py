@@ -25,14 +25,14 @@ from covey.algorithms.fald_walk import (
     chain_report,
     energy_gradient,
     first_chain,
-    minibatches,
+    weighted_walk,
 )
 from covey.algorithms.laplace import sums
 from covey.algorithms.mode import LogPrior
 from covey.algorithms.qlsd import check_batch, diagnosed, prior_pull
 from covey.core.algorithm import Algorithm, Empty, Hooks, Local, Plan
 from covey.core.shard import Shard, Spec
-from covey.kernels.langevin_chains import Langevin, langevin_steps
+from covey.kernels.langevin_chains import Langevin
 from covey.models.catalogue import need
 from covey.models.model import Model
 
@@ -187,8 +187,6 @@ def fsgld(
         share = 1 / down.clients if chance == "equal" else data.count / down.examples
         inverse = jnp.where(data.count > 0, 1 / share, 0.0)
         choose, noise = jax.random.split(key)
-        batch_of, rows = minibatches(data, batch_size, "fixed")
-        scale = inverse * data.count / jnp.maximum(rows, 1)
 
         def common(theta):
             found = jax.tree.map(jnp.negative, prior_pull(log_prior, theta))
@@ -197,14 +195,8 @@ def fsgld(
             rest = Surrogate(*(q - inverse * q_i for q, q_i in zip(down.product, own, strict=True)))
             return jax.tree.map(jnp.subtract, found, pull(rest, theta))
 
-        end = langevin_steps(
-            steps,
-            lambda key, one: of_rows(one, batch_of(key), scale),
-            choose,
-            [(1.0, noise)],
-            jnp.int32(0),
-            down.theta,
-            common,
+        end = weighted_walk(
+            steps, of_rows, (choose, noise), data, batch_size, inverse, down.theta, common
         )
         moved = jax.tree.map(jnp.subtract, end, down.theta)
         change = jax.tree.map(jnp.subtract, fitted(model, end, data), own) if surrogates else own

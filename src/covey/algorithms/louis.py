@@ -21,7 +21,7 @@ from covey.core.algorithm import Approximation, Ask, Message
 from covey.core.labels import value_names
 from covey.core.shard import Spec
 
-LARGEST = 500  # shared parameters: a client sends some matrices of so many rows and columns
+LARGEST = 500  # shared parameters: a client sends some matrices with this many rows and columns
 DRAWS = 64  # of each half of a batch, at first
 MOST_DRAWS = 640
 EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error

@@ -85,7 +85,7 @@ def mocha(
         penalty: Strength of the penalty (lambda), above 0.
         learn_relation: Whether D is learned; False keeps I / b.
         relate_every: Rounds from one update of D to the next.
-        rows: The most training rows of any client: a client keeps so many dual variables.
+        rows: The most training rows of any client: a client keeps one dual variable per row.
         epochs: Passes over the client's rows per round: its budget (theta_t in the paper).
         adapt_epochs: Passes over its rows of an unseen client, with D fixed.
 
@@ -198,7 +198,7 @@ def relation_of(total: Float[Array, "d d"], updates: int | Int[Array, ""]) -> Fl
 
 
 def _fresh(down: State, rows: int) -> Personal:
-    """No weights yet, and dual variables for so many rows."""
+    """No weights yet, and a dual variable for each of `rows` rows."""
     dtype = down.relation.dtype
     return Personal(jnp.zeros(len(down.relation), dtype), jnp.zeros(rows, dtype))
 

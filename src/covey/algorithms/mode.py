@@ -17,7 +17,7 @@ from covey.kernels.newton import Climb, begin, climb, inverse_root
 from covey.models.model import Model
 
 LogPrior: TypeAlias = Callable[[PyTree], Float[Array, ""]]
-LARGEST = 300  # parameters: clients send a matrix of so many rows and columns
+LARGEST = 300  # parameters: clients send a matrix with this many rows and columns
 _ROWS = 512  # whose second derivatives are held in memory together
 _MOST_STEPS = 60
 _TOO_FAR = 1e30  # the energy of parameters at which it is not finite

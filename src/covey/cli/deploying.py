@@ -181,7 +181,7 @@ def fit_command(
 
 
 def resume_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
-    """Go on with a study from the server's last checkpoint, or watch it if it is running."""
+    """Resume a study from the server's last checkpoint, or watch it if it is running."""
     with mistakes_in_one_line(), _coordinator(kit) as coordinator:
         from covey.deploy.nvflare import coordinate
 
@@ -191,12 +191,12 @@ def resume_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
 
 
 def stop_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
-    """Ask a study to stop after its present message; `resume` goes on with it."""
+    """Ask a study to stop after its present message; `resume` continues it."""
     with mistakes_in_one_line(), _coordinator(kit) as coordinator:
         from covey.deploy.nvflare import coordinate
 
         if coordinate.stop(coordinator, name):
-            _say(f"{name} was asked to stop; `covey deploy resume {name}` goes on with it")
+            _say(f"{name} was asked to stop; `covey deploy resume {name}` continues it")
         else:
             raise ValueError(f"{name} is not running")
 
@@ -330,9 +330,9 @@ def tell(name: str, outcome: "Outcome") -> None:
     if outcome.how == DONE:
         return
     if outcome.how == STOPPED:
-        _say(f"{name} was stopped; `covey deploy resume {name}` goes on with it")
+        _say(f"{name} was stopped; `covey deploy resume {name}` continues it")
         return
-    hint = f"; `covey deploy resume {name}` goes on" if outcome.how == WAITING else ""
+    hint = f"; `covey deploy resume {name}` continues it" if outcome.how == WAITING else ""
     errors.print(Text(f"{name} {outcome.how}: {outcome.why}{hint}"), style="red", soft_wrap=True)
     raise typer.Exit(_FAILED)
 

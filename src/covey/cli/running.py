@@ -83,7 +83,7 @@ def _stopped(directory: Path | None, *, resume: bool) -> str:
 
 
 def _how_to_continue(directory: Path) -> str:
-    """The command that goes on with the run of a directory; empty where there is none."""
+    """The command that resumes the run of a directory; empty where there is none."""
     if not (directory / "config.toml").exists():
         return ""
     config, out = shlex.quote(str(directory / "config.toml")), shlex.quote(str(directory))

@@ -19,7 +19,7 @@ from covey.cli.consoles import (
 if TYPE_CHECKING:
     from covey.sweeps.results import Choice
 
-_STOPPED = "stopped; the same command goes on with it"
+_STOPPED = "stopped; the same command resumes it"
 
 
 def sweep_command(

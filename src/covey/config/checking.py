@@ -10,6 +10,7 @@ from covey.config import user_code
 from covey.config.catalogue import CHANNELS, COHORTS, DATA, METHODS, MODELS, TOPOLOGIES
 from covey.config.options import Factory, Option, check, options_of, unknown
 from covey.config.parts import PART, PREPARATION
+from covey.core import toml_files
 from covey.core.faults import Faults
 from covey.privacy.ledger import Budget
 from covey.runs import toml
@@ -67,7 +68,7 @@ def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) 
     Raises:
         ConfigurationError: with a line for each mistake.
     """
-    tables = toml.read(path)
+    tables = toml_files.read(path)
     for override in overrides:
         _set(tables, override)
     if seed is not None:

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from covey.config import user_code
 from covey.config.checking import Configuration, ConfigurationError, checked, read
 from covey.config.parts import PREPARATION, channel_of, prepare
+from covey.core import toml_files
 from covey.core.algorithm import FUNCTIONS, Algorithm, need_method
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
 from covey.data.federated import FederatedData
 from covey.privacy.ledger import Budget
-from covey.runs import toml
 from covey.runs.directory import RunDirectory
 from covey.runs.launch import run
 from covey.runs.run import Run
@@ -143,7 +143,7 @@ def execute(
     resume: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Run it, or go on with the run in `out`; without `out` nothing is written."""
+    """Run it, or resume the run in `out`; without `out` nothing is written."""
     return run(
         parts.method,
         parts.data,
@@ -170,7 +170,7 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     path = directory / "config.toml"
     if not path.exists():
         raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
-    tables = toml.read(path)
+    tables = toml_files.read(path)
     if "data" not in tables:
         raise ConfigurationError(
             f"{directory} was started from Python: only covey.run(..., resume=True) there can open "

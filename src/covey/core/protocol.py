@@ -58,7 +58,7 @@ class Reason(StrEnum):
 
     SUPERSEDED = "superseded"  # the site follows a server that was started later
     ANSWERED = "answered"  # the round is over, or was answered for another broadcast
-    MISSING = "missing"  # the site does not have the state that the server goes on from
+    MISSING = "missing"  # the site does not have the state that the server resumes from
     DIVERGED = "diverged"  # values are not finite
     DECLINED = "declined"  # the site's owner does not take part in this
     MISDIRECTED = "misdirected"  # another receiver, study or configuration
@@ -244,12 +244,12 @@ def open_envelope(message: bytes, *, most: int = MOST_BYTES) -> tuple[Envelope, 
 
 
 def request_size(body: int) -> int:
-    """Bytes of a message to a site with a body of so many bytes, and names of 32 bytes in all."""
+    """Bytes of a message to a site with a body of `body` bytes, and names of 32 bytes in all."""
     return _HEAD.size + _NAMES + body + _WORD.size
 
 
 def answer_size(body: int) -> int:
-    """Bytes of an answer with a body of so many bytes."""
+    """Bytes of an answer with a body of `body` bytes."""
     return _ANSWER.size + body + _WORD.size
 
 

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,18 @@ from covey.deploy.fit_part import SharedPrior, SharedResult
 from covey.deploy.fit_rows import description_of, statistics_of
 from covey.deploy.plan import Outcome, Program
 from covey.deploy.study import Study
-from covey.fitting.cautions import collected, warn_of
+from covey.fitting.cautions import collected, warn_of, warn_of_rows
 from covey.fitting.combination import combine
+from covey.fitting.description import Description
 from covey.fitting.design import Design
 from covey.fitting.methods import check_method, found_by, method_of
-from covey.fitting.priors import LogPrior, Statistics, check_slopes, chosen_priors, printed
+from covey.fitting.priors import (
+    LogPrior,
+    check_constants,
+    check_slopes,
+    chosen_priors,
+    printed,
+)
 from covey.fitting.result import Fit
 from covey.runs.schedule import RunOptions
 
@@ -30,6 +39,7 @@ class FitPlan:
     def __init__(self, study: Study):
         self._study, self._fit = study, study.tables["fit"]
         self._design: Design | None = None
+        self._described: list[Description] = []
         self._prior: LogPrior | None = None
         self._printed: dict[str, str] = {}
         self._notes: list[str] = []
@@ -44,7 +54,7 @@ class FitPlan:
         options = {"missing": fit["missing"], "weights": fit.get("weights")}
         self._design = combine(described, formula, family=fit.get("family"), **options)
         check_method(self._design, fit["method"], fit["estimate"], has_priors="priors" in fit)
-        self._notes = warn_of(described, formula)
+        self._described, self._notes = described, warn_of(described, formula)
         self._notes += [
             f"{one.site} does not name levels of {', '.join(one.withheld)} that few rows have."
             for one in described
@@ -56,11 +66,12 @@ class FitPlan:
         """Priors, scaled by sums over all sites."""
         design = self._design
         assert design is not None
-        each = [statistics_of(one["statistics"]) for one in said.values()]
-        total: Statistics = each[0]
-        for one in each[1:]:
-            total = total + one
+        each = {name: statistics_of(one["statistics"]) for name, one in said.items()}
+        total = reduce(add, each.values())
         check_slopes(design, total, list(said))
+        check_constants(design, total)
+        # Digests of rows stay at the sites: small tables could be guessed from them.
+        self._notes += warn_of_rows(design, self._described, each, {})
         chosen = chosen_priors(design, total, self._fit.get("priors"))
         self._prior = LogPrior.of(design, total, chosen)
         has_prior = self._fit["estimate"] == "posterior" and self._fit["method"] != "fedpop"

@@ -30,7 +30,7 @@ class Greeter:
         study: The study.
         server: The identity of this server, by which sites tell two servers apart.
         status: Where to note who does what.
-        patience: Seconds to go on asking sites that do not answer, or whose owner has not approved
+        patience: Seconds to keep asking sites that do not answer, or whose owner has not approved
             the study yet.
     """
 

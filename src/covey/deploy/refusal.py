@@ -24,7 +24,7 @@ class DeclinedError(Exception):
     """Why a site does not answer.
 
     Attributes:
-        reason: The kind of reason, for a server that asks again or goes on without the site.
+        reason: The kind of reason, for a server that asks again or continues without the site.
         why: The reason in a sentence for the study's coordinator. It says nothing about rows.
         detail: The reason as the site's owner reads it in the audit log, e.g. with the line of the
             table that is meant. Default: `why`.

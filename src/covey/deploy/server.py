@@ -74,7 +74,7 @@ def conduct(
 
     A transport needs nothing else of Covey at the server: give it something with `exchange`. The
     sites answer with `covey.deploy.site.open_handler`. The call returns when the study has ended;
-    after a crash, call it again with `resume=True`: it goes on from the last round, and sites go
+    after a crash, call it again with `resume=True`: it continues from the last round, and sites go
     back to it.
 
     Args:
@@ -82,14 +82,14 @@ def conduct(
         transport: Carries messages to sites and brings answers back.
         directory: The run directory. `study/status.json` in it says who does what, at any time.
         sites: Names of the sites, as the transport knows them. A resumed study knows them.
-        resume: Go on with the study in the directory.
+        resume: Continue the study in the directory.
         deadline: Seconds that an exchange waits for answers.
         attempts: How often a message is sent to a site that has not answered.
         quorum: Sites that must answer before a round is closed. Default: everyone in the cohort.
             A formula needs everyone.
         least: Sites that must take part. Default: all. Those that decline are left out, and the
             status says why.
-        patience: Seconds to go on greeting sites that do not answer, or whose owner has not
+        patience: Seconds to keep greeting sites that do not answer, or whose owner has not
             approved the study yet.
         most_bytes: Bytes that an answer may have.
         watch: Called with a report of every exchange, for progress.

@@ -41,7 +41,7 @@ def open_handler(site_toml: str | Path) -> "SiteHandler":
     A transport needs nothing else of Covey at a site: call the handler with each message that comes
     from the server, and send back what it returns. One handler serves all studies of the site, one
     message after the other, from any thread. State is in the site's folder, by study: a new process
-    opens the same handler and goes on.
+    opens the same handler and continues.
 
     Args:
         site_toml: The site's own file; see `covey.deploy.site_file`.

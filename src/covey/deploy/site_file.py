@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from covey.core import toml_files
 from covey.fitting.tables import check_name
-from covey.runs import toml
 
 SMALLEST_COUNT = 5  # counts below it are not told to anybody; an owner may only ask for more
 _MEGABYTE = 1_000_000
@@ -202,7 +202,7 @@ def read(path: str | Path) -> SiteFile:
     if not path.is_file():
         raise SiteFileError(f"there is no file {path}; a site's owner writes it")
     try:
-        found = SiteFile.model_validate(toml.read(path))
+        found = SiteFile.model_validate(toml_files.read(path))
     except ValidationError as error:
         lines = [f"{path}: {_line(one)}" for one in error.errors()]
         raise SiteFileError("\n".join(lines)) from None

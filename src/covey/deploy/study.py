@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from covey.config import user_code
+from covey.core import toml_files
 from covey.fitting.description import RULES
 from covey.fitting.expressions import names_of, needs_of
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import ESTIMATES, METHODS
 from covey.fitting.priors import read_prior
-from covey.runs import toml
 
 if TYPE_CHECKING:
     from covey.config.checking import Configuration
@@ -150,7 +150,7 @@ def read(path: str | Path) -> Study:
         StudyError: With a line for each mistake.
     """
     path = Path(path)
-    tables = toml.read(path)
+    tables = toml_files.read(path)
     head = tables.pop("study", {})
     try:
         if not isinstance(head, Mapping) or set(head) - {"name"}:

@@ -338,7 +338,7 @@ class Cluster(Remote):
                 "and resume from the last checkpoint"
             ) from error
         warnings.warn(
-            f"lost actor {nodes} after round {round_}; it starts again, and the run goes on from "
+            f"lost actor {nodes} after round {round_}; it starts again, and the run continues from "
             f"round {self._point.state.round}",
             stacklevel=2,
         )

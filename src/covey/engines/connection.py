@@ -114,7 +114,7 @@ class Connection:
             bodies: The body for each site.
             stamps: (site) -> its last accepted upload, and those that are kept.
             quorum: Answers that are enough. Sites that are missing are asked again, with the same
-                message, until there are so many.
+                message, until this many have come.
         """
         begun = time.perf_counter()
         if not self.epoch:

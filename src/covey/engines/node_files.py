@@ -73,7 +73,7 @@ class NodeFiles:
         return tempfile.NamedTemporaryFile(dir=self.directory, prefix="shared-")
 
     def restored(self, round_: int) -> None:
-        """The checkpoint of a round is what the run goes on from."""
+        """The checkpoint of a round is what the run resumes from."""
         self._checkpoints = [round_]
 
     def checkpointed(self, round_: int) -> None:

@@ -117,7 +117,7 @@ class RayCrew:
                 warnings.warn(
                     f"actor {block} has not answered for {waited / 60:.0f} minutes (process "
                     f"{self.processes[block]} on node {self.nodes[block]}). If it hangs, end that "
-                    "process: the block starts again and the run goes on by itself",
+                    "process: the block starts again and the run continues by itself",
                     stacklevel=2,
                 )
 
@@ -252,7 +252,7 @@ def _returned(ray: Any, task: object, done: Any) -> Any:
     except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
         raise OSError(
             f"{task} was lost several times ({_last_line(error)}), perhaps for want of memory; the "
-            "same command goes on with it"
+            "same command resumes it"
         ) from None
     checked(hello)
     if result is None:

@@ -280,7 +280,7 @@ def bands_of(counts: np.ndarray, slots: int, chunk: int) -> list[Band]:
 
 
 def _joined(bands: list[Band], spare: float) -> list[Band]:
-    """Fewer bands, by joining smaller ones to larger ones for up to so many more rows per slot."""
+    """Fewer bands: smaller ones join larger ones, for at most `spare` added rows per slot."""
     extra = [small.chunks * (large.capacity - small.capacity) for large, small in pairwise(bands)]
     if not extra or min(extra) > spare:
         return bands

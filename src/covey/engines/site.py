@@ -288,7 +288,7 @@ class Site:
             self.store.save(fresh)
 
     def published(self) -> tuple[int, Message] | None:
-        """The last round and what to predict with after it; None while the study goes on."""
+        """The last round and what to predict with after it; None while the study runs."""
         memory = self.store.load()
         if memory.finished < 0:
             return None

@@ -147,7 +147,7 @@ def _pending(memory: Memory) -> tuple[Stamp, ...]:
 def _missing(memory: Memory, envelope: Envelope) -> str:
     held = [str(stamp) for stamp in [*sorted(memory.nodes), *_pending(memory)]]
     return (
-        f"the server goes on from {envelope.accepted} of this site, which has "
+        f"the server continues from {envelope.accepted} of this site, which has "
         f"{', '.join(held) or 'no state at all'}: its store is of another time than the server's "
         "checkpoint. Put back the store that belongs to it, or start the study again"
     )

@@ -7,14 +7,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from statistics import median
 
 from covey.fitting.description import Description, Moments
 from covey.fitting.design import Design
+from covey.fitting.expressions import names_of
 from covey.fitting.formula import Formula
 from covey.fitting.priors import Statistics
 
 _SCALE = 5.0  # times larger or smaller spread than elsewhere: other units
+_FAR = 10.0  # standard deviations from 0: there is nothing to be said of 0
 _FEW = 5  # values from which on a spread says something
 
 
@@ -29,7 +33,10 @@ _WORDS = (
         "or give prior= a standard deviation of the weights; until then",
         "or use estimate='posterior'; until then",
     ),
-    ("centre them, e.g. by data.standardised()", "write scale(column) for such a column"),
+    (
+        "centre them, e.g. by data.standardised()",
+        "write center(column) for such a column, or I(outcome - 1000) for such an outcome",
+    ),
     ("centre and scale them, e.g. by data.standardised()", "write scale(column)"),
     ("Raise draws=, give a more informative prior=, or sample", "Give more informative priors, or"),
     ("it with fald (a model without effects) or fedpop", "use method='fedpop'"),
@@ -172,13 +179,14 @@ def warn_of_rows(
     each: Mapping[str, Statistics],
     digests: Mapping[str, str],
 ) -> list[str]:
-    """What the sums of sites tell: a column in other units at one site, the same rows twice.
+    """What the sums of sites tell: a column in other units at one site, columns far from 0 that
+    have a slope by site or a product, the same rows twice.
 
     Args:
         design: The design.
         descriptions: One per site.
         each: For each site, its sums.
-        digests: For each site, a text that tells its rows apart.
+        digests: For each site, a text that tells its rows apart, where it is known.
 
     Returns:
         Sentences; each is also a warning.
@@ -194,6 +202,7 @@ def warn_of_rows(
         else:
             moments = {site: one.columns[name] for site, one in each.items()}
         said += _other_units(design.needs.scaled.get(name, name), moments)
+    said += _far_from_zero(design, reduce(add, each.values()))
     first: dict[str, str] = {}
     for site, digest in digests.items():
         if each[site].outcome.count and first.setdefault(digest, site) != site:
@@ -246,6 +255,33 @@ def _other_codes(name: str, each: Mapping[str, Statistics]) -> Iterator[str]:
                 f"{name!r} is 0 or 1 at site {plain[0]!r} and 1 or 2 at site {site!r}: is it coded "
                 "in the same way?"
             )
+
+
+def _far_from_zero(design: Design, total: Statistics) -> Iterator[str]:
+    """Columns such as years: what their priors say of 0 decides on slopes by site and curves."""
+    for name, one in total.columns.items():
+        if name in design.special or not 0 < one.sd * _FAR < abs(one.mean):
+            continue
+        products = [other for other in design.columns if _has_factor(other, name)]
+        if name in design.slopes:
+            what = "its slope differs between sites"
+        elif products:
+            what = f"it is a part of {products[0]!r}"
+        else:
+            continue
+        yield (
+            f"{name!r} is far from 0 (mean {one.mean:.4g}, sd {one.sd:.2g}), and {what}: the other "
+            f"coefficients are then those at {name} = 0, and priors and numerical errors there "
+            f"decide on the result. Write center({name}) for it"
+        )
+
+
+def _has_factor(column: str, name: str) -> bool:
+    """Whether a column is a product with, or a power of, another."""
+    parts = column.split(":")
+    return column != name and (
+        name in parts or any(part.startswith("I(") and name in names_of(part) for part in parts)
+    )
 
 
 def _other_units(name: str, moments: Mapping[str, Moments]) -> Iterator[str]:

@@ -6,7 +6,6 @@ sites, as in rstanarm and brms: an intercept at age 0 says little.
 
 import ast
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from covey.core import toml_files
 from covey.fitting.description import Moments
 from covey.fitting.design import OFFSET, Design, Rows
 from covey.fitting.expressions import nearest
@@ -208,10 +208,7 @@ def chosen_priors(
 def _from_file(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"priors: there is no file {path}")
-    try:
-        read = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"priors: {path} is not TOML: {error}") from None
+    read = toml_files.read(path)
     table = read.get("priors", read)
     return {str(term): str(text) for term, text in table.items()}
 

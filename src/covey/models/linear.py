@@ -100,7 +100,7 @@ def logistic(
             intercept has a flat prior. Default: None, flat. For methods that use priors, such as
             `fald`.
         offset: Column that is added to the predictor as it is, by name or index. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
@@ -136,7 +136,7 @@ def binomial(
         prior: Standard deviation of a Gaussian prior with mean zero on each weight w, a ridge; the
             intercept has a flat prior. Default: None, flat.
         offset: Column that is added to the predictor as it is. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
@@ -174,7 +174,7 @@ def poisson(
             intercept has a flat prior. Default: None, flat.
         offset: Column that is added to the predictor as it is, e.g. the logarithm of the time at
             risk, by name or index. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:
@@ -208,7 +208,7 @@ def negative_binomial(
         prior: Standard deviation of a Gaussian prior with mean zero on each weight w, a ridge;
             intercept and dispersion have flat priors. Default: None, flat.
         offset: Column that is added to the predictor as it is, by name or index. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         intercept: Whether there is an intercept. False is R's `0 + ...`.
 
     Returns:

@@ -99,7 +99,7 @@ def mixed_logistic(
             none, a random intercept only.
         offset: Column that is added to the predictor as it is, by name or index. It has no
             coefficient. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
@@ -147,7 +147,7 @@ def mixed_binomial(
             none, a random intercept only.
         offset: Column that is added to the predictor as it is, by name or index. It has no
             coefficient. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
@@ -199,7 +199,7 @@ def mixed_poisson(
             none, a random intercept only.
         offset: Column that is added to the predictor as it is, such as the logarithm of
             the time at risk, by name or index. It has no coefficient. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a
@@ -254,7 +254,7 @@ def mixed_negative_binomial(
             none, a random intercept only.
         offset: Column that is added to the predictor as it is, such as the logarithm of
             the time at risk, by name or index. It has no coefficient. Default: none.
-        weights: Column of prior weights above 0: a row counts so many times. Default: none.
+        weights: Column of prior weights above 0: a row of weight 2 counts twice. Default: none.
         groups: Column with the group of each row, such as the ward within a hospital: groups have
             random intercepts v ~ N(0, tau^2) inside the client, tau is learned (`group_deviation`).
             Integrated out by quadrature. Rows are predicted as those of unseen groups. Needs a

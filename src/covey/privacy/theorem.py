@@ -221,7 +221,7 @@ def _log_delta_of_round(mechanism: LangevinMechanism, deltas: Deltas, epsilon: f
 
 
 def _log_burden(mechanism: LangevinMechanism, times: np.ndarray, epsilon: float) -> np.ndarray:
-    """Scheme I: the probability that a client is drawn so many times, times what that does to its
+    """Scheme I: the probability that a client is drawn `times` times, times what that does to its
     delta; in logarithms.
     """
     draws, share = mechanism.draws, float(mechanism.shares.max())

@@ -22,7 +22,7 @@ def share_interval(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def at_least(counts: np.ndarray, fewest: int) -> np.ndarray:
-    """Groups of neighbouring bins with at least so many rows each, where there are enough."""
+    """Groups of neighbouring bins with at least `fewest` rows each, where there are enough."""
     groups, inside, current = [], 0, 0
     for count in counts:
         groups.append(current)

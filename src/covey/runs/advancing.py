@@ -1,4 +1,4 @@
-"""How a run goes on: rounds, what is due between them, checkpoints."""
+"""How a run advances: rounds, what is due between them, checkpoints."""
 
 import math
 import warnings
@@ -28,7 +28,7 @@ from covey.runs.schedule import MOST_ROUNDS, RunOptions, next_check, next_length
 
 
 class Advancing:
-    """A run that goes on; `Run` adds what can be learned from it."""
+    """A run that advances; `Run` adds what can be learned from it."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ def begin(
     defaults: toml.Tables | None = None,
     place: Mapping[str, toml.Value] | None = None,
 ) -> Run:
-    """Start or resume a run and go on with it.
+    """Start or resume a run and advance it.
 
     Args:
         method: A method with its model.

@@ -51,7 +51,7 @@ def run_between_sites(
         channel: What uploads pass through; the sites have the same one.
         quorum: Sites that must answer before a round is closed. Default: the whole cohort.
         privacy: Privacy budget that the server keeps; sites keep their own.
-        evaluate_every: Evaluate after every so many rounds and after the last.
+        evaluate_every: Rounds between evaluations, the last round always included.
         split: The rows to evaluate on.
         out: The run directory; None keeps nothing on disk.
         checkpoint_every: Rounds between checkpoints. Default: 1, so that a restarted server repeats
@@ -65,7 +65,7 @@ def run_between_sites(
         The run. Predictions and draws of a site are made at the site.
 
     Raises:
-        NoQuorumError: Too few sites answered. With a run directory, `resume` goes on from there.
+        NoQuorumError: Too few sites answered. With a run directory, `resume` continues from there.
     """
     inquiry = Inquiry(connection, roster)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
-from covey.core import atomic_files
+from covey.core import atomic_files, toml_files
 from covey.runs import checkpoint, toml
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class RunDirectory:
         if others := self._contents():
             what = "a run" if self._config.exists() else f"{', '.join(others[:3])}"
             raise ValueError(
-                f"{self.path} already holds {what}: go on with it by --resume (resume=True), or "
+                f"{self.path} already holds {what}: continue it with --resume (resume=True), or "
                 "choose another --out (out=)"
             )
         self._write_settings(settings)
 
     def resume(self, settings: toml.Tables) -> checkpoint.Checkpoint | None:
-        """Go on with the run here: its newest checkpoint, or None where it has not written one yet.
+        """Resume the run here: its newest checkpoint, or None where it has not written one yet.
 
         Raises:
             ValueError: it was started with other settings; the message names them.
@@ -109,7 +109,7 @@ class RunDirectory:
             warnings.warn(f"{self.path} holds no run yet: it starts at round 0", stacklevel=2)
             self._write_settings(settings)
             return None
-        self._compare(toml.read(self._config), settings)
+        self._compare(toml_files.read(self._config), settings)
         self._write_settings(settings)
         found = checkpoint.newest(self._checkpoints, at_most=self._whole_lines())
         if found is not None and found.header.digest != self._digest:

@@ -87,7 +87,7 @@ def run(
         privacy: Privacy budget, for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
             The epsilon spent is in the metrics of every round, and rounds beyond the budget are
             refused. Only uploads are accounted for, not evaluations.
-        evaluate_every: Evaluate after every so many rounds and after the last; None: only on
+        evaluate_every: Rounds between evaluations, the last round always included; None: only on
             request.
         split: The rows to evaluate on: "train", "validation" or "test".
         out: The run directory; None keeps nothing on disk.

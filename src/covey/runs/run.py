@@ -1,4 +1,4 @@
-"""Where a run stands: what it has found so far, for looking at it, evaluating it and going on."""
+"""The state of a run: what it has found so far, to look at, evaluate and advance."""
 
 from importlib.metadata import version
 from typing import Any

@@ -32,7 +32,7 @@ class RunOptions(NamedTuple):
         return min(due, default=round_ + MOST_ROUNDS)
 
     def is_late(self, seconds: float) -> bool:
-        """Whether a checkpoint is due so many seconds after the last one."""
+        """Whether a checkpoint is due, given the seconds since the last one."""
         return self.checkpoint_every is None and seconds > _CHECKPOINT_SECONDS
 
 

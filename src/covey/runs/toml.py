@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from covey.core.toml_files import read as read
-
 Value: TypeAlias = str | int | float | bool | list | Mapping  # what TOML can hold, dates aside
 Tables: TypeAlias = Mapping[str, Mapping[str, Value]]
 

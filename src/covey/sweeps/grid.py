@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.config.checking import Configuration, ConfigurationError, read
+from covey.core import toml_files
 from covey.runs import toml
 
 # Metrics of a run in a sweep are of these rows, and settings are chosen by them.
@@ -116,7 +117,7 @@ def grid_of(study: Path, axes: Sequence[Axis], seeds: int, out: Path) -> list[Tr
     keys = [axis.key for axis in axes]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise ConfigurationError(f"--set {twice[0]} was given twice: put all values in one list")
-    first = toml.read(study).get("run", {}).get("seed", 0)
+    first = toml_files.read(study).get("run", {}).get("seed", 0)
     if not isinstance(first, int):
         raise ConfigurationError(f"{study}: run.seed: a whole number is needed, got {first!r}")
     trials: list[Trial] = []

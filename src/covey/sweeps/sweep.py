@@ -28,7 +28,7 @@ def sweep(
 ) -> results.Choice:
     """Run a study for every combination of settings and every seed, and choose by validation rows.
 
-    A run that is done is never done again, also after `kill -9`; one that was stopped goes on from
+    A run that is done is never done again, also after `kill -9`; one that was stopped resumes from
     its last checkpoint.
 
     Args:

@@ -48,7 +48,7 @@ def stored(trial: Trial) -> Outcome | None:
 
 
 def conduct(trial: Trial) -> Outcome:
-    """Run it, or go on with it, and store the outcome.
+    """Run or resume it, and store the outcome.
 
     Args:
         trial: The run; its directory is created, or holds the run from an earlier start.

@@ -35,7 +35,7 @@ class Topology:
             raise ValueError(f"topology: gossip_steps must be at least 1, got {self.gossip_steps}")
 
     def __call__(self, peers: int) -> Matrices:
-        """The mixing matrices of so many peers."""
+        """The mixing matrices of a number of peers."""
         return self.matrices(peers)
 
 

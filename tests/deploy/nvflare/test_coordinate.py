@@ -110,7 +110,7 @@ def test_a_study_goes_on_with_a_site_that_is_back(tmp_path):
     assert run(server, said).how == "done"
     assert server.asked == 1
     assert server.orders == [{"x": 1}, {"x": 1, "resume": True}]
-    assert said == ["b came back: going on from the last checkpoint"]
+    assert said == ["b came back: resuming from the last checkpoint"]
 
 
 def test_a_site_that_is_busy_or_unheard_of_is_not_back(tmp_path):

@@ -15,7 +15,7 @@ from covey.core.shard import Spec
 from covey.models.mixed import MixedModel
 
 MOST_EFFECTS = 10
-MOST_PARAMETERS = 1000  # a client sends half of a matrix with so many rows and columns
+MOST_PARAMETERS = 1000  # a client sends half of a matrix with this many rows and columns
 MOST_POINTS = 1000  # of a quadrature grid
 NOT_FINITE = (
     "its likelihood is not finite: look for outcomes that the model does not allow and for extreme "

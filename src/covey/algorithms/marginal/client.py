@@ -310,5 +310,5 @@ def _left_out(settings: Settings, sent: Points, batch: Batch) -> LeftOut:
 
 
 def _together(count: int) -> int:
-    """How many of so many points are computed side by side; a rest would be compiled anew."""
+    """How many of the points are computed side by side; a rest would be compiled anew."""
     return max(size for size in range(1, 33) if count % size == 0)

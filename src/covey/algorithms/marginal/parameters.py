@@ -62,7 +62,7 @@ class Coordinates(NamedTuple):
     positive: bool
 
     def size(self, effects: int) -> int:
-        """How many values write the covariance of so many effects."""
+        """How many values write the covariance of a number of effects."""
         if self.covariance == "model":
             return 0
         return effects * (effects + 1) // 2 if self.covariance == "full" else effects

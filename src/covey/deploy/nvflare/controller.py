@@ -40,7 +40,7 @@ class StudyController(TaskController):
         quorum: Sites that must answer before a round is closed; None for everyone.
         least: Sites that must take part; None for all.
         wait: Seconds to wait for sites that are not there, or whose owner has yet to approve.
-        resume: Whether to go on with the study that the server's run directory holds.
+        resume: Whether to resume the study that the server's run directory holds.
     """
 
     def __init__(

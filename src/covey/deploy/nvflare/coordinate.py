@@ -1,8 +1,8 @@
-"""A study from the coordinator's side: hand it in, watch it, go on when a site is back.
+"""A study from the coordinator's side: submit it, watch it, resume when a site is back.
 
 NVFlare does not start a job again at a site that was restarted. So a study is one job after
-another: where a site has come back, the job is asked to end, and the next goes on from the server's
-last checkpoint with all sites that are there.
+another: where a site has come back, the job is asked to end, and the next continues from the
+server's last checkpoint with all sites that are there.
 """
 
 import json
@@ -21,7 +21,7 @@ from covey.deploy.nvflare.tasks import DONE, FAILED, STOPPED, WAITING
 
 _LOOK = 0.5  # seconds between looks at a study
 _LOOK_AROUND = 3.0  # seconds between looks for sites that are back
-_WAITS = 3  # times that a study goes on after one and the same silence
+_WAITS = 3  # times that a study resumes after one and the same silence
 _STUDIES, _ORDER, _OUTCOME = "studies", ".order.json", ".outcome.json"
 
 
@@ -69,7 +69,7 @@ def run(coordinator: Coordinator, order: Order, *, show: Show, say: Say) -> Outc
 
 
 def resume(coordinator: Coordinator, name: str, *, show: Show, say: Say) -> Outcome:
-    """Go on with a study from the server's last checkpoint, or watch it if it is running.
+    """Resume a study from the server's last checkpoint, or watch it if it is running.
 
     Raises:
         ValueError: this coordinator knows no such study, or the server is gone.
@@ -136,9 +136,9 @@ def _go_on(
             waits[outcome.why] += 1
             say(f"{order.name} waits: {outcome.why}")
             _wait_for_all(coordinator, order.sites, show)
-            say("all sites are there: going on from the last checkpoint")
+            say("all sites are there: resuming from the last checkpoint")
         elif outcome.how == STOPPED and back:
-            say(f"{', '.join(back)} came back: going on from the last checkpoint")
+            say(f"{', '.join(back)} came back: resuming from the last checkpoint")
         else:
             return outcome
         _wait_until_over(coordinator, job)

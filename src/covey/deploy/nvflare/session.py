@@ -155,7 +155,7 @@ class Coordinator:
         except (NoConnection, SessionClosed, SessionExpired, FLCommunicationError) as error:
             raise ServerGone(
                 f"the server {self.kit.address} is gone ({error}): when it runs again, "
-                "`covey deploy resume STUDY` goes on from its last checkpoint"
+                "`covey deploy resume STUDY` continues from its last checkpoint"
             ) from None
 
 

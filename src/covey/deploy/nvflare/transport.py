@@ -20,7 +20,7 @@ class Stopped(Exception):  # noqa: N818  # not an error: somebody asked for it
 
 
 class Waiting(Exception):  # noqa: N818
-    """The study cannot go on before a silent site is back."""
+    """The study cannot continue before a silent site is back."""
 
 
 @dataclass
@@ -166,7 +166,7 @@ class TaskTransport:
             return sorted({*self._progress.late, *self._progress.away})
 
     def status(self) -> dict[str, Any]:
-        """What is going on, as plain values."""
+        """The state of the study, as plain values."""
         with self._changed:
             now = asdict(self._progress)
             if self._progress.seconds == 0.0:
