@@ -63,9 +63,31 @@ def test_a_header_without_rows(tmp_path):
         table(tmp_path, "site,age,ill\n")
 
 
-def test_other_separators(told):
-    assert "is separated by ';'" in told("age;ill\n1;0\n")
-    assert r"pandas.read_csv('a.csv', sep='\t')" in told("age\till\n1\t0\n")
+def test_semicolons_and_decimal_commas(tmp_path, told):
+    path = tmp_path / "a.csv"
+    path.write_text('age, y;note;dose\n41;"a;b";1,5\n\n67;x,y;-2\n')
+    frame = read(path)
+    assert frame["dose"].tolist() == [1.5, -2.0]
+    assert frame["age, y"].tolist() == [41, 67]
+    assert frame["note"].tolist() == ["a;b", "x,y"]
+    assert read(path, as_text=None)["dose"].tolist() == ["1.5", "-2"]
+    assert line_of(path, 1) == 4
+    assert "decimal comma (line 2) and with a decimal point (line 3)" in told(
+        "age;ill\n1,5;0\n2.5;1\n"
+    )
+    assert "line 3: 1 fields, but the header has 2; correct the line (a text with a semicolon" in (
+        told("age;ill\n1;0\n2,1\n")
+    )
+
+
+def test_tabs(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("age\till\n1.5\t0\n")
+    assert read(path).to_dict("list") == {"age": [1.5], "ill": [0]}
+
+
+def test_utf_16(told):
+    assert "is UTF-16 text; save it as UTF-8" in told("age\till\n1\t0\n".encode("utf-16"))
 
 
 def test_a_column_of_row_numbers(told):

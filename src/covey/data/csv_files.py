@@ -3,24 +3,31 @@
 import bz2
 import csv
 import gzip
+import io
 import lzma
+import re
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pandas
 
 _OPEN = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _PACKED = (".zip", ".tar", ".tgz", ".zst", ".7z")
-_SEPARATORS = {";": "';'", "\t": "'\\t'"}
+_SEPARATORS = (",", ";", "\t")
+_BY_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")  # 1,5 as many countries write it
+_BY_POINT = re.compile(r"\s*[+-]?\d+\.\d+\s*")
 
 
 def read(path: Path, *, as_text: Collection[str] | None = ()) -> "pandas.DataFrame":
     """Read a CSV file, and refuse one that cannot be read in one way only.
 
     The file must be UTF-8 text with a header of different names and as many fields in every line
-    as in the header. Blank lines are skipped. Files that end in .gz, .bz2 or .xz are unpacked.
+    as in the header. Fields are separated by commas; or by semicolons or tabs, and then 1,5 is a
+    number, if no number has a decimal point. Blank lines are skipped. Files that end in .gz, .bz2
+    or .xz are unpacked.
 
     Args:
         path: The file.
@@ -41,14 +48,20 @@ def read(path: Path, *, as_text: Collection[str] | None = ()) -> "pandas.DataFra
         raise ValueError(f"there is no file {path}")
     if path.suffix in _PACKED:
         raise ValueError(f"{path} is an archive; unpack it and give the CSV file")
-    header = _check(path)
+    form = _check(path)
+    as_it_is = partial(pandas.read_csv, path, sep=form.separator, dtype=str, keep_default_na=False)
     if as_text is None:
-        return pandas.read_csv(path, dtype=str, keep_default_na=False)
-    frame = pandas.read_csv(path)
-    text = [column for column in as_text if column in header]
+        frame = as_it_is()
+        return frame.map(_with_point) if form.decimal == "," else frame
+    frame = pandas.read_csv(path, sep=form.separator, decimal=form.decimal)
+    text = [column for column in as_text if column in form.header]
     if text:
-        frame[text] = pandas.read_csv(path, usecols=text, dtype=str, keep_default_na=False)[text]
+        frame[text] = as_it_is(usecols=text)[text]
     return frame
+
+
+def _with_point(field: str) -> str:
+    return field.replace(",", ".") if _BY_COMMA.fullmatch(field) else field
 
 
 def line_of(path: Path, row: int) -> int:
@@ -72,10 +85,21 @@ def line_of(path: Path, row: int) -> int:
     raise ValueError(f"{path} has no row {row}; it was changed while it was read")
 
 
-def _check(path: Path) -> list[str]:
-    """The header of a file in which every line has a field for every column."""
+class _Form(NamedTuple):
+    """How a file is written."""
+
+    header: list[str]
+    separator: str
+    decimal: str
+
+
+def _check(path: Path) -> _Form:
+    """The form of a file in which every line has a field for every column."""
     header: list[str] = []
+    by_comma, by_point = 0, 0  # the first lines with such numbers
+    separator = ","
     try:
+        separator = _separator_of(path)
         for line, fields in _records(path):
             if not header:
                 header = fields
@@ -83,15 +107,27 @@ def _check(path: Path) -> list[str]:
             elif len(fields) != len(header):
                 raise ValueError(
                     f"{path}, line {line}: {len(fields)} fields, but the header has {len(header)};"
-                    " correct the line (a text with a comma in it needs quotes)"
+                    f" correct the line (a text with {_called(separator)} in it needs quotes)"
                 )
+            elif separator != ",":
+                by_comma = by_comma or line * any(map(_BY_COMMA.fullmatch, fields))
+                by_point = by_point or line * any(map(_BY_POINT.fullmatch, fields))
     except UnicodeDecodeError as error:
         raise ValueError(_not_utf8(path)) from error
     except csv.Error as error:
         raise ValueError(f"{path} is not a CSV file: {error}") from error
     if not header:
         raise ValueError(f"{path} is empty; a CSV file starts with a line of column names")
-    return header
+    if by_comma and by_point:
+        raise ValueError(
+            f"{path} has numbers with a decimal comma (line {by_comma}) and with a decimal point "
+            f"(line {by_point}); write all in one way"
+        )
+    return _Form(header, separator, "," if by_comma else ".")
+
+
+def _called(separator: str) -> str:
+    return {",": "a comma", ";": "a semicolon", "\t": "a tab"}[separator]
 
 
 def _check_header(path: Path, line: int, header: list[str]) -> None:
@@ -100,19 +136,25 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
         raise ValueError(
             f"{path}, line {line}: two columns have the name {twice[0]!r}; rename one in the file"
         )
-    for separator, written in _SEPARATORS.items():
-        if len(header) == 1 and separator in header[0]:
-            raise ValueError(
-                f"{path} is separated by {written} and not by commas; read it with"
-                f" pandas.read_csv({path.name!r}, sep={written}) and pass the data frame"
-            )
+
+
+def _separator_of(path: Path) -> str:
+    """What the header has most fields by; commas where that is open."""
+    with _opened(path) as file:
+        header = next((line for line in file if line.strip()), "")
+    return max(_SEPARATORS, key=lambda one: len(next(csv.reader([header], delimiter=one), ())))
+
+
+def _opened(path: Path) -> io.TextIOWrapper:
+    open_file: Any = _OPEN.get(path.suffix, Path.open)
+    return open_file(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The line in which each record starts, and its fields; blank lines are left out."""
-    open_file = _OPEN.get(path.suffix, Path.open)
-    with open_file(path, "rt", encoding="utf-8-sig", newline="") as file:
-        reader, line = csv.reader(file), 1
+    separator = _separator_of(path)
+    with _opened(path) as file:
+        reader, line = csv.reader(file, delimiter=separator), 1
         for fields in reader:
             if len(fields) > 1 or (fields and fields[0].strip()):
                 yield line, fields
@@ -121,6 +163,9 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _not_utf8(path: Path) -> str:
     with _OPEN.get(path.suffix, Path.open)(path, "rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            return f"{path} is UTF-16 text; save it as UTF-8 (in Excel, as 'CSV UTF-8')"
+        file.seek(0)
         for number, line in enumerate(file, start=1):
             try:
                 line.decode("utf-8")
