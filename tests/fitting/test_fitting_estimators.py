@@ -1,7 +1,5 @@
 """Estimators in the manner of scikit-learn."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from sklearn.base import clone, is_classifier, is_regressor
@@ -10,14 +8,18 @@ from sklearn.utils.validation import check_is_fitted
 import covey
 
 
-@pytest.fixture(scope="module")
-def data():
+def of_sites(features):
     random, rows = np.random.default_rng(0), {}
     for site in "abcdef":
         x, own = random.normal(size=(20, 2)), random.normal()
         y = x @ [2.0, -1.0] + own + 0.5 * random.normal(size=20)
         rows[site] = x, y
-    return covey.FederatedData.from_clients(rows, features=["dose", "age in years"])
+    return covey.FederatedData.from_clients(rows, features=features)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return of_sites(["dose", "age in years"])
 
 
 @pytest.mark.slow
@@ -33,7 +35,7 @@ def test_a_regressor_is_cloned_fitted_and_predicts(data):
     assert model.set_params(seed=5).seed == 5
     rows = data.rows_of(1, "train")
     assert 0.8 < model.score(rows.x, rows.y, client="b") < 1
-    named = replace(data, features=("outcome", "age in years"))
+    named = of_sites(["outcome", "age in years"])
     assert "outcome" in clone(made).fit(named).fit_.summary().index
 
 

@@ -207,6 +207,17 @@ def test_codes_that_single_precision_merges_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [130, 600])  # paired, and sorted
+def test_sums_within_many_groups(rows):
+    random = np.random.default_rng(0)
+    for codes in (random.integers(0, 3, rows), random.integers(0, 200, rows), np.ones(rows)):
+        groups, values = groups_of(jnp.asarray(codes, float)), random.normal(size=(rows, 2))
+        earlier = np.tril(codes[:, None] == codes, -1)
+        np.testing.assert_allclose(groups.before(jnp.asarray(values)), earlier @ values, atol=1e-4)
+        assert (np.asarray(groups.first()) == ~earlier.any(1)).all()
+
+
+@pytest.mark.slow
 def test_sums_within_groups():
     groups = groups_of(jnp.asarray(GROUPS))
     values = jnp.arange(1.0, 9.0)

@@ -23,7 +23,7 @@ from covey.fitting.description import (
 from covey.fitting.encoding import encoded
 from covey.fitting.expressions import Needs, is_name, names_of, needs_of, spline_middles
 from covey.fitting.formula import Formula, parse
-from covey.fitting.tables import Column, Table
+from covey.fitting.tables import Column, Table, labels_in
 
 OFFSET, WEIGHTS, TOTALS, GROUPS = "(offset)", "(weights)", "(totals)", "(groups)"
 
@@ -35,11 +35,14 @@ class Rows(NamedTuple):
         x: Columns `Design.features`, one row per row that is used.
         y: The outcome; 0 and 1 where it has two levels. NaN where it is not known.
         kept: Indices of these rows in the table.
+        labels: The group of each row inside the site, "" where it is not known; None where the
+            design has no groups, or the table does not name them.
     """
 
     x: np.ndarray
     y: np.ndarray
     kept: np.ndarray
+    labels: np.ndarray | None = None
 
     @property
     def digest(self) -> str:
@@ -196,7 +199,12 @@ class Design:
         x = np.column_stack([x, *rest]) if rest else x
         y = self._outcome(kept) if with_outcome else np.full(len(x), np.nan)
         self._check_finite(table, x, y, np.flatnonzero(used), with_outcome=with_outcome)
-        return Rows(x, y, np.arange(size)[used])
+        return Rows(x, y, np.arange(size)[used], self._labels(table, used))
+
+    def _labels(self, table: Table, used: np.ndarray) -> np.ndarray | None:
+        if self.group is None or self.group not in table.frame:
+            return None
+        return np.array(labels_in(table, self.group), str)[used]
 
     def _for_prediction(self) -> Uses:
         outcome = {name for one in self.formula.outcome.expressions for name in names_of(one)}

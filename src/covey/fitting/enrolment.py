@@ -13,6 +13,7 @@ import pandas as pd
 from covey.fitting.cautions import warn_of_a_new_site
 from covey.fitting.description import describe
 from covey.fitting.design import Design, Rows
+from covey.fitting.groups import with_groups
 from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
 from covey.fitting.prediction import Draws, effects_of_a_new_site
 from covey.fitting.priors import LogPrior, Statistics
@@ -116,15 +117,16 @@ def personal_draws(fit: "Fit", rows: Mapping[str, Rows], *, first: int = 0) -> d
             independent effects, given the shared parameters.
     """
     terms = Terms.of(fit.design)
-    if not terms.effects:
+    if not terms.effects and fit.design.group is None:
         return {}
     found = {}
     for at, (name, one) in enumerate(rows.items(), start=first):
         seed = fit.seed + 1 + at
-        if len(one.y) or fit.method == "marginal":
-            found[name] = _given_rows(fit, one, seed)
+        if terms.effects and (len(one.y) or fit.method == "marginal"):
+            drawn = _given_rows(fit, one, seed)
         else:
-            found[name] = effects_of_a_new_site(terms, fit.found.draws, seed).thinned(DRAWS)
+            drawn = effects_of_a_new_site(terms, fit.found.draws, seed).thinned(DRAWS)
+        found[name] = with_groups(fit.design, one, drawn, seed)
     return found
 
 

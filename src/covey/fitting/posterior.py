@@ -66,8 +66,11 @@ class FitPosterior:
             name: The site.
         """
         draws = self._fit.site_draws()
-        if name not in draws:
-            known = ", ".join(draws) or "none: the model has no random effects"
+        if name not in draws or not self._terms.effects:
+            known = (
+                ", ".join(draws if self._terms.effects else ())
+                or "none: the model has no random effects"
+            )
             raise ValueError(f"there is no site {name!r}; sites are {known}")
         return TermDraws(self._terms.effects, draws[name].effects)
 
@@ -116,7 +119,8 @@ class FitPosterior:
 
     def _variables(self) -> tuple[dict[str, np.ndarray], dict[str, Axis]]:
         """Draws by variable as (chains, draws, ...), and labels along their last axis."""
-        terms, values, sites = self._terms, self.shared.values, self._fit.site_draws()
+        terms, values = self._terms, self.shared.values
+        sites = self._fit.site_draws() if terms.effects else {}
         if (paired := _in_common(list(sites.values()))) is not None:
             values = paired
         count = min([len(values), *(len(one.effects) for one in sites.values())])

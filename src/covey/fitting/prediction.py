@@ -1,6 +1,6 @@
 """Predictions from draws of the parameters, in NumPy: means and quantiles by row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +22,12 @@ class Draws(NamedTuple):
         shared: One row per draw, in the order of `Terms.names`; deviations and correlations of
             effects may be NaN where the effects are drawn already.
         effects: One row per draw, in the order of the design's effects.
+        groups: For each group inside the site that has rows, one value per draw.
     """
 
     shared: np.ndarray
     effects: np.ndarray
+    groups: Mapping[str, np.ndarray] = {}
 
     def thinned(self, count: int) -> "Draws":
         """At most `count` draws, evenly chosen.
@@ -36,7 +38,8 @@ class Draws(NamedTuple):
         if len(self.shared) <= count:
             return self
         index = np.linspace(0, len(self.shared) - 1, count).round().astype(int)
-        return Draws(self.shared[index], self.effects[index])
+        groups = {name: values[index] for name, values in self.groups.items()}
+        return Draws(self.shared[index], self.effects[index], groups)
 
 
 def effects_of_a_new_site(terms: Terms, shared: np.ndarray, seed: int) -> Draws:
@@ -74,18 +77,16 @@ def effects_of_a_new_site(terms: Terms, shared: np.ndarray, seed: int) -> Draws:
     return Draws(shared, sd * np.einsum("dij,dj->di", root, white))
 
 
-def predictor(design: Design, x: np.ndarray, draws: Draws, seed: int = 0) -> np.ndarray:
-    """The linear predictor, rows by draws.
+def linear_predictor(design: Design, x: np.ndarray, draws: Draws) -> np.ndarray:
+    """The linear predictor without groups inside the site, rows by draws.
 
     Args:
         design: The design.
         x: Rows, with the columns `design.features`.
         draws: Draws of parameters and effects.
-        seed: Seed of the effects of groups inside the site, which are unseen ones.
     """
     terms = Terms.of(design)
     columns = dict(zip(design.features, x.T, strict=True))
-    by_name = dict(zip(terms.names, draws.shared.T, strict=True))
     size = len(terms.coefficients)
     fixed = np.column_stack(
         [np.ones(len(x)) if name == "Intercept" else columns[name] for name in terms.coefficients]
@@ -99,14 +100,40 @@ def predictor(design: Design, x: np.ndarray, draws: Draws, seed: int = 0) -> np.
         found += random @ draws.effects.T
     if OFFSET in columns:
         found += columns[OFFSET][:, None]
-    if design.group is not None:
-        deviation = by_name[f"sd({design.group}:Intercept)"]
-        found += np.random.default_rng(seed).standard_normal(found.shape) * deviation
     return found
 
 
+def predictor(
+    design: Design, x: np.ndarray, draws: Draws, labels: np.ndarray | None = None, seed: int = 0
+) -> np.ndarray:
+    """The linear predictor, rows by draws.
+
+    Args:
+        design: The design.
+        x: Rows, with the columns `design.features`.
+        draws: Draws of parameters and effects.
+        labels: The group of each row inside the site. Rows of a group that the draws do not know,
+            and all rows where it is None, are of unseen groups.
+        seed: Seed of the effects of unseen groups.
+    """
+    found = linear_predictor(design, x, draws)
+    if design.group is None:
+        return found
+    by_name = dict(zip(Terms.of(design).names, draws.shared.T, strict=True))
+    deviation = by_name[f"sd({design.group}:Intercept)"]
+    effects = np.random.default_rng(seed).standard_normal(found.shape) * deviation
+    for at, label in enumerate([] if labels is None else labels.tolist()):
+        if label in draws.groups:
+            effects[at] = draws.groups[label]
+    return found + effects
+
+
 def predicted(
-    design: Design, x: np.ndarray, draws: Draws, probabilities: Sequence[float]
+    design: Design,
+    x: np.ndarray,
+    draws: Draws,
+    probabilities: Sequence[float],
+    labels: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and quantiles of each row.
 
@@ -115,6 +142,7 @@ def predicted(
         x: Rows, with the columns `design.features`.
         draws: Draws of parameters and effects.
         probabilities: Those of the quantiles.
+        labels: The group of each row inside the site; see `predictor`.
 
     Returns:
         Means by row, and quantiles (rows, probabilities): of the probability of the event for two
@@ -122,7 +150,13 @@ def predicted(
     """
     block = max(1, _CELLS // max(len(draws.shared), 1))
     pieces = [
-        _block(design, x[start : start + block], draws, probabilities)
+        _block(
+            design,
+            x[start : start + block],
+            draws,
+            probabilities,
+            None if labels is None else labels[start : start + block],
+        )
         for start in range(0, len(x), block)
     ]
     if not pieces:
@@ -132,9 +166,13 @@ def predicted(
 
 
 def _block(
-    design: Design, x: np.ndarray, draws: Draws, probabilities: Sequence[float]
+    design: Design,
+    x: np.ndarray,
+    draws: Draws,
+    probabilities: Sequence[float],
+    labels: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    eta = predictor(design, x, draws)
+    eta = predictor(design, x, draws, labels)
     mean = mean_of(design.family, eta)
     if design.family == "bernoulli":
         return mean.mean(1), np.quantile(mean, probabilities, axis=1).T

@@ -174,6 +174,21 @@ class Fit:
 
         return self._by_site(own)
 
+    def group_effects(self) -> pd.DataFrame:
+        """How each group inside a site, such as a ward, deviates from its site.
+
+        Returns:
+            A table with columns client, group, mean, sd, q05 and q95; without rows where the
+            formula has no groups inside of sites.
+        """
+        pieces = [
+            {"client": site, "group": group, "mean": values.mean(), "sd": values.std()}
+            | dict(zip(("q05", "q95"), np.quantile(values, (0.05, 0.95)), strict=True))
+            for site, draws in self.site_draws().items()
+            for group, values in draws.groups.items()
+        ]
+        return pd.DataFrame(pieces, columns=["client", "group", "mean", "sd", "q05", "q95"])
+
     def _by_site(self, values_of: Any) -> pd.DataFrame:
         terms = Terms.of(self.design)
         names = ["mean", "sd", "q05", "q95"]
@@ -208,7 +223,7 @@ class Fit:
                 f"{', '.join(self.clients)}; leave the site out (client=None) for a new one"
             )
         terms = Terms.of(self.design)
-        if not terms.effects:
+        if not terms.effects and (client is None or self.design.group is None):
             shared = self.found.draws
             return Draws(shared, np.zeros((len(shared), 0))).thinned(1000)
         if client is not None:
@@ -234,7 +249,9 @@ class Fit:
         Args:
             table: New rows: a data frame, or a CSV or Parquet file, with the columns of the formula
                 in any order. The outcome is not needed.
-            client: The site that the rows are of. Default: where the table has the column of the
+            client: The site that the rows are of. Groups inside a site that the formula names, such
+                as wards, have their own effects where the site had rows of them, and are new ones
+                otherwise. Default: where the table has the column of the
                 sites that the formula names, what it says of each row; otherwise a new site, whose
                 effects vary as those of the population.
             intervals: Probabilities of the intervals. Default: 50 and 90 %.
@@ -262,8 +279,9 @@ class Fit:
         wanted = probabilities_of(intervals)
         means, quantiles = np.zeros(len(rows.x)), np.zeros((len(rows.x), len(wanted)))
         for site, of in self._sites_of(read, rows.kept, client).items():
+            labels = None if rows.labels is None else rows.labels[of]
             means[of], quantiles[of] = predicted(
-                self.design, rows.x[of], self.draws_for(site), wanted
+                self.design, rows.x[of], self.draws_for(site), wanted, labels
             )
         found = as_table(means, quantiles, wanted, rows.kept, len(read.frame))
         if isinstance(table, pd.DataFrame):
@@ -276,7 +294,7 @@ class Fit:
         """Which of the rows are of which site, by their index; None is a new site."""
         every = np.arange(len(kept))
         column = self.design.client
-        has_effects = bool(Terms.of(self.design).effects)
+        has_effects = bool(Terms.of(self.design).effects or self.design.group)
         if client is not None or column is None or column not in table.frame or not has_effects:
             return {client: every}
         words = sites_in(table, column)
@@ -303,7 +321,8 @@ class Fit:
         wanted, pieces = probabilities_of(_INTERVALS), []
         for site, table in self.all_tables().items():
             rows = self.design.rows_of(table)
-            means, quantiles = predicted(self.design, rows.x, self.draws_for(site), wanted)
+            draws = self.draws_for(site)
+            means, quantiles = predicted(self.design, rows.x, draws, wanted, rows.labels)
             one = as_table(means, quantiles, wanted, np.arange(len(means)), len(means))
             one.insert(0, "observed", rows.y)
             one.insert(0, "client", site)

@@ -2,6 +2,7 @@
 
 summary.csv    the shared parameters
 effects.csv    the sites' deviations
+groups.csv     deviations of groups inside of sites, where the formula has such
 fit.json       design, priors, diagnostics, versions
 draws.npz      draws, for predictions
 posterior.nc   draws, for ArviZ
@@ -50,6 +51,11 @@ def save(fit: "Fit", folder: Path) -> Path:
     if sites:
         arrays["site_shared"] = np.stack([one.shared for one in sites.values()])
         arrays["site_effects"] = np.stack([one.effects for one in sites.values()])
+    groups = {site: list(one.groups) for site, one in sites.items() if one.groups}
+    if groups:
+        _write_csv(folder / "groups.csv", fit.group_effects())
+        every = [values for one in sites.values() for values in one.groups.values()]
+        arrays["groups"] = np.stack(every)
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{k: v.astype(np.float32) for k, v in arrays.items()})
     atomic_files.write(folder / "draws.npz", buffer.getvalue())
@@ -71,6 +77,7 @@ def save(fit: "Fit", folder: Path) -> Path:
         "traffic": fit.traffic,
         "notes": fit.notes,
         "sites": list(sites),
+        "groups": groups,
         "added": list(fit.added),
         "left_out": fit.stored.get("left_out"),
         "place": fit.stored.get("place"),
@@ -129,8 +136,13 @@ def load_fit(
     table = pd.read_csv(folder / "summary.csv", keep_default_na=False, na_values=[""])
     with np.load(folder / "draws.npz", allow_pickle=False) as arrays:
         found = {name: arrays[name].astype(float) for name in arrays.files}
+    groups, known = iter(found.get("groups", ())), content.get("groups", {})
     sites = {
-        name: Draws(found["site_shared"][at], found["site_effects"][at])
+        name: Draws(
+            found["site_shared"][at],
+            found["site_effects"][at],
+            {group: next(groups) for group in known.get(name, ())},
+        )
         for at, name in enumerate(content["sites"])
     }
     added = {name: sites[name] for name in content["added"]}

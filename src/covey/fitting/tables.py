@@ -270,6 +270,21 @@ def sites_in(table: Table, column: str) -> list[str | None]:
     ]
 
 
+def labels_in(table: Table, name: str) -> list[str]:
+    """The level of a column in each row, as text; "" where it is missing.
+
+    Args:
+        table: The table.
+        name: The column.
+
+    Example:
+        >>> labels_in(Table("bern", pd.DataFrame({"ward": ["01", "", "2"]})), "ward")
+        ['1', '', '2']
+    """
+    found = column(table, name, is_factor=True)
+    return ["" if pd.isna(value) else _word(value) for value in found.values]
+
+
 def _divided(table: Table, client: str | None) -> dict[str, Table]:
     """One table by the column that names the site."""
     if client is None:
