@@ -165,10 +165,12 @@ def test_terms(parameter, term):
 def test_effects_in_words(table):
     none = pd.DataFrame()
     words = effects_in_words(SharedEffects(table, none, "odds ratio"))
-    assert words.startswith("Of 3 odds ratios, the 90 % interval excludes 1 for: b 0.497 (")
-    assert "a 1.65 (1.22 to 2.46)" in words
+    assert words.startswith("The odds are clearly higher with a (1.65 times; 90 % interval 1.22 to")
+    assert "; clearly lower with b (0.497 times; " in words
+    assert words.endswith(" The 90 % interval has 1 in it for c.")
     flat = table.assign(q05=-1.0, q95=1.0)
-    assert effects_in_words(SharedEffects(flat, none)).endswith("excludes 0 for none.")
+    words = effects_in_words(SharedEffects(flat, none))
+    assert words == "The 90 % interval has 0 in it for a, b and c."
 
 
 def test_diagnostics_in_words():

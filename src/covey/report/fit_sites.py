@@ -38,7 +38,7 @@ def sites_of(fit: Any) -> SiteEffects | None:
         f"{first} at {only['client']} differs from that of the typical site by {only['mean']:.3g} "
         f"(90 % interval {only['q05']:.3g} to {only['q95']:.3g})."
         if len(ordered) == 1
-        else f"Sites differ: {first} is lowest at {ordered['client'].iloc[0]} and highest at "
+        else f"{_differing(fit, first)} lowest at {ordered['client'].iloc[0]} and highest at "
         f"{ordered['client'].iloc[-1]}{who}."
     )
     alone = _alone(fit, effects)
@@ -58,6 +58,15 @@ def sites_of(fit: Any) -> SiteEffects | None:
     terms = dict.fromkeys(effects["term"], 0.0)
     kind = "deviation from the shared coefficient"
     return SiteEffects(effects, kind, tuple(terms.items()), alone, tuple(notes))
+
+
+def _differing(fit: Any, term: str) -> str:
+    """The beginning of a sentence on which sites are lowest and highest."""
+    if term != "Intercept":
+        return f"Sites differ: the effect of {term} is"
+    what = {"odds ratio": "the odds are", "rate ratio": "the expected count is"}
+    subject = what.get(SCALES.get(fit.family, "coefficient"), "the outcome is")
+    return f"Sites differ beyond what the other terms say: all else equal, {subject}"
 
 
 def _alone(fit: Any, effects: Any) -> pd.DataFrame | None:

@@ -227,24 +227,40 @@ def effects_in_words(shared: SharedEffects) -> str:
     Example:
         >>> row = {"term": ["age"], "mean": [0.7], "sd": [0.1], "q05": [0.5], "q95": [0.9]}
         >>> effects_in_words(SharedEffects(pd.DataFrame(row), pd.DataFrame(), "odds ratio"))
-        'Of 1 odds ratios, the 90 % interval excludes 1 for: age 2.01 (1.65 to 2.46).'
+        'The odds are clearly higher with age (2.01 times; 90 % interval 1.65 to 2.46).'
     """
     table: Any = shared.coefficients
-    ratio = shared.scale != "coefficient"
     if not len(table):
         return ""
-    clear = table[(table["q05"] > 0) | (table["q95"] < 0)]
-    strongest = clear.reindex(
-        (clear["mean"] / clear["sd"]).abs().sort_values(ascending=False).index
-    )
-    value = np.exp if ratio else (lambda number: number)
-    named = [
-        f"{shared.label(row.term)} {value(row.mean):.3g} "
-        f"({value(row.q05):.3g} to {value(row.q95):.3g})"
-        for row in strongest[["term", "mean", "q05", "q95"]].itertuples(index=False, name="Row")
+    order = (table["mean"] / table["sd"]).abs().sort_values(ascending=False).index
+    strongest = table.reindex(order)
+    above = strongest[strongest["q05"] > 0]
+    below = strongest[strongest["q95"] < 0]
+    what = {"odds ratio": "The odds are", "rate ratio": "The expected count is"}
+    subject = what.get(shared.scale, "The outcome is")
+    said = [
+        f"clearly {side} with {listed(_with_interval(shared, some))}"
+        for side, some in (("higher", above), ("lower", below))
+        if len(some)
     ]
-    before = f"Of {len(table)} {shared.scale}s, the 90 % interval excludes {int(ratio)} for"
-    return f"{before}: {listed(named)}." if named else f"{before} none."
+    neutral = int(shared.scale != "coefficient")
+    clear = {*above["term"], *below["term"]}
+    rest = [shared.label(term) for term in table["term"] if term not in clear]
+    sentences = [f"{subject} {'; '.join(said)}."] if said else []
+    if rest:
+        sentences.append(f"The 90 % interval has {neutral} in it for {listed(rest)}.")
+    return " ".join(sentences)
+
+
+def _with_interval(shared: SharedEffects, rows: Any) -> list[str]:
+    """Terms with their values in brackets."""
+    ratio = shared.scale != "coefficient"
+    value = np.exp if ratio else (lambda number: number)
+    return [
+        f"{shared.label(row.term)} ({'' if ratio else 'by '}{value(row.mean):.3g}"
+        f"{' times' if ratio else ''}; 90 % interval {value(row.q05):.3g} to {value(row.q95):.3g})"
+        for row in rows[["term", "mean", "q05", "q95"]].itertuples(index=False, name="Row")
+    ]
 
 
 def _alone(
