@@ -45,7 +45,8 @@ LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_cove
 test-all: check
 	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG))
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG)
-	$(BIN)/pytest $(WORKERS) --doctest-modules src/covey
+	# Modules are those that the package imports: copies would have other classes of the same name.
+	$(BIN)/pytest $(WORKERS) --import-mode=prepend --doctest-modules src/covey
 
 check: $(READY)
 	$(BIN)/ruff check .
