@@ -42,10 +42,11 @@ test-processes: $(READY)
 # Tests compile for the moment. Where programs run for minutes, they are optimised as users' are.
 LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_coverage.py
 
+# Examples of docstrings run on the modules that the package imports: copies of them would have
+# other classes of the same name.
 test-all: check
 	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG))
 	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG)
-	# Modules are those that the package imports: copies would have other classes of the same name.
 	$(BIN)/pytest $(WORKERS) --import-mode=prepend --doctest-modules src/covey
 
 check: $(READY)
