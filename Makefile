@@ -42,12 +42,16 @@ test-processes: $(READY)
 # Tests compile for the moment. Where programs run for minutes, they are optimised as users' are.
 LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_coverage.py
 
-# Examples of docstrings run on the modules that the package imports: copies of them would have
-# other classes of the same name.
+# Three parts that take an hour and a half: each of them runs, whatever another one found. Examples
+# of docstrings run on the modules that the package imports: copies of them would have other classes
+# of the same name.
 test-all: check
-	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG))
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG)
-	$(BIN)/pytest $(WORKERS) --import-mode=prepend --doctest-modules src/covey
+	@failed=; \
+	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG)) || failed="$$failed tests"; \
+	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG) || failed="$$failed long-tests"; \
+	$(BIN)/pytest $(WORKERS) --import-mode=prepend --doctest-modules src/covey \
+		|| failed="$$failed docstrings"; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: $(READY)
 	$(BIN)/ruff check .

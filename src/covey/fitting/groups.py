@@ -8,9 +8,11 @@ independent and each has one number v,
 which is drawn from a grid around its mode, one value for each draw of the parameters.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from covey.fitting.design import TOTALS, WEIGHTS, Design, Rows
 from covey.fitting.prediction import Draws, linear_predictor, mean_of
@@ -84,7 +86,8 @@ def with_groups(design: Design, rows: Rows, draws: Draws, seed: int) -> Draws:
     if design.group is None or rows.labels is None or not len(rows.y):
         return draws
     by_name = dict(zip(Terms.of(design).names, draws.shared.T, strict=True))
-    tau = np.maximum(np.nan_to_num(by_name[f"sd({design.group}:Intercept)"]), 1e-12)
+    # At least a little, to divide by; NaN stays, so that effects of an unfinished fit are NaN.
+    tau = np.maximum(by_name[f"sd({design.group}:Intercept)"], 1e-12)
     scale = by_name.get("sigma", by_name.get("shape", np.ones(len(tau))))
     order = np.argsort(rows.labels, kind="stable")
     names, starts = np.unique(rows.labels[order], return_index=True)
@@ -106,6 +109,26 @@ def with_groups(design: Design, rows: Rows, draws: Draws, seed: int) -> Draws:
         drawn = _drawn(outcome, tau, random.uniform(size=(last - first, len(tau))))
         found |= dict(zip(names[first:last].tolist(), drawn, strict=True))
     return draws._replace(groups=found)
+
+
+def group_table(sites: Mapping[str, Draws]) -> pd.DataFrame:
+    """Mean, standard deviation and 90 % interval of the effect of each group.
+
+    Args:
+        sites: Draws of each site.
+
+    Example:
+        >>> one = Draws(np.zeros((3, 1)), np.zeros((3, 0)), {"w1": np.array([1.0, 2.0, 3.0])})
+        >>> group_table({"bern": one})[["client", "group", "mean"]].to_numpy().tolist()
+        [['bern', 'w1', 2.0]]
+    """
+    rows = [
+        {"client": site, "group": group, "mean": values.mean(), "sd": values.std()}
+        | dict(zip(("q05", "q95"), np.quantile(values, (0.05, 0.95)), strict=True))
+        for site, draws in sites.items()
+        for group, values in draws.groups.items()
+    ]
+    return pd.DataFrame(rows, columns=["client", "group", "mean", "sd", "q05", "q95"])
 
 
 def _blocks(starts: np.ndarray, size: int, most: int) -> list[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """What a fit has found, in the terms of its formula and in the units of its tables."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ from covey.fitting.comparison import compare, left_out
 from covey.fitting.design import Design
 from covey.fitting.enrolment import add_client, personal_draws
 from covey.fitting.expressions import nearest
+from covey.fitting.groups import group_table
 from covey.fitting.methods import Estimate, Found
 from covey.fitting.prediction import (
     Draws,
@@ -178,16 +180,9 @@ class Fit:
         """How each group inside a site, such as a ward, deviates from its site.
 
         Returns:
-            A table with columns client, group, mean, sd, q05 and q95; without rows where the
-            formula has no groups inside of sites.
+            A table with columns client, group, mean, sd, q05 and q95; empty without such groups.
         """
-        pieces = [
-            {"client": site, "group": group, "mean": values.mean(), "sd": values.std()}
-            | dict(zip(("q05", "q95"), np.quantile(values, (0.05, 0.95)), strict=True))
-            for site, draws in self.site_draws().items()
-            for group, values in draws.groups.items()
-        ]
-        return pd.DataFrame(pieces, columns=["client", "group", "mean", "sd", "q05", "q95"])
+        return group_table(self.site_draws())
 
     def _by_site(self, values_of: Any) -> pd.DataFrame:
         terms = Terms.of(self.design)
@@ -249,11 +244,9 @@ class Fit:
         Args:
             table: New rows: a data frame, or a CSV or Parquet file, with the columns of the formula
                 in any order. The outcome is not needed.
-            client: The site that the rows are of. Groups inside a site that the formula names, such
-                as wards, have their own effects where the site had rows of them, and are new ones
-                otherwise. Default: where the table has the column of the
-                sites that the formula names, what it says of each row; otherwise a new site, whose
-                effects vary as those of the population.
+            client: The site that the rows are of. Its groups, such as wards, have their own effects
+                where it had rows of them. Default: what the column of the sites says, where the
+                table has it; otherwise a new site, whose effects vary as those of the population.
             intervals: Probabilities of the intervals. Default: 50 and 90 %.
             new_levels: "error" (default) names a factor level that no site had; "reference"
                 predicts it as the factor's first level.
@@ -269,8 +262,6 @@ class Fit:
         rows = self.design.rows_of(read, with_outcome=False, new_levels=new_levels)
         gone = len(read.frame) - len(rows.kept)
         if gone:
-            import warnings
-
             warnings.warn(
                 f"{gone} of {len(read.frame)} rows have missing values and no prediction; fit with "
                 "missing='impute' to fill them in",
@@ -302,8 +293,6 @@ class Fit:
         known = {name: every[names == name] for name in self.clients}
         new = ~np.isin(names, self.clients)
         if new.any():
-            import warnings
-
             others = sorted(set(names[new].tolist()))
             warnings.warn(
                 f"{column} is {', '.join(others[:3])} in {int(new.sum())} of the rows, which is no "

@@ -81,8 +81,8 @@ def kept(of: CrossProducts) -> Kept:
     Example:
         >>> x, y = jnp.full((3, 1), 2.0), jnp.array([1.0, 2.0, 4.0])
         >>> of = cross_products(x, jnp.zeros((3, 0)), y, jnp.ones(3, bool))
-        >>> recalled(kept(of), 1).xr.round(3).tolist()
-        [14.0]
+        >>> round(float(recalled(kept(of), 1).xr[0]), 3)
+        14.0
     """
     beside = jnp.concatenate([of.xx, of.xz, of.xr[:, None]], axis=1)
     below = jnp.concatenate([of.xz.T, of.zz, of.zr[:, None]], axis=1)

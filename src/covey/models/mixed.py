@@ -164,6 +164,7 @@ def mixed_binomial(
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
         >>> import numpy as np
         >>> from covey.data.federated import FederatedData
         >>> herd = np.array([[1.0, 14.0], [2.0, 12.0]]), np.array([2.0, 3.0])
@@ -216,6 +217,7 @@ def mixed_poisson(
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
         >>> import numpy as np
         >>> from covey.data.federated import FederatedData
         >>> rows = np.array([[40.0, 3.0, 1.0], [60.0, 2.0, 2.0]]), np.array([4.0, 7.0])
@@ -271,6 +273,7 @@ def mixed_negative_binomial(
 
     Example:
         >>> import jax
+        >>> import jax.numpy as jnp
         >>> import numpy as np
         >>> from covey.data.federated import FederatedData
         >>> data = FederatedData.from_clients({"a": (np.eye(2), np.array([0.0, 7.0]))})

@@ -138,7 +138,7 @@ def marginal(
         >>> data = covey.FederatedData.from_clients(clients, features=["dose"])
         >>> run = covey.run(covey.marginal(covey.models.mixed_linear()), data, progress=False)
         >>> run.posterior.shared.law.table()["estimate"].round(1).to_dict()
-        {'intercept': -0.1, 'weights[dose]': 2.0, 'noise': 1.0, 'sd[intercept]': 1.0}
+        {'intercept': -0.1, 'weights[dose]': 2.0, 'noise': 1.0, 'sd[intercept]': 0.8}
 
     Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
     nonlinear mixed-effects model; Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed
