@@ -179,7 +179,7 @@ def posteriors(density: pd.DataFrame, trace: pd.DataFrame) -> go.Figure:
         The figure, with a colour per chain.
     """
     names = list(dict.fromkeys(density["parameter"]))
-    titles = [title for name in names for title in (name, f"{name}, draws")]
+    titles = [title for name in names for title in (name, "")]  # over both panels: names are long
     figure = make_subplots(
         rows=len(names),
         cols=2,
@@ -209,8 +209,10 @@ def posteriors(density: pd.DataFrame, trace: pd.DataFrame) -> go.Figure:
             figure.add_trace(line, row=row, col=2)
     figure.update_traces(showlegend=False, hoverinfo="skip")
     figure.update_yaxes(showticklabels=False, col=1)
-    figure.update_annotations(font_size=12)
-    return styled(figure, height=60 + 135 * len(names))
+    figure.update_xaxes(title_text="value", row=len(names), col=1)
+    figure.update_xaxes(title_text="draw", row=len(names), col=2)
+    figure.update_annotations(font_size=12, x=0, xanchor="left")
+    return styled(figure, height=80 + 135 * len(names))
 
 
 def curves(metrics: pd.DataFrame) -> go.Figure:
