@@ -2,6 +2,7 @@
 whose components are known.
 """
 
+from functools import partial
 from itertools import permutations
 
 import jax
@@ -14,10 +15,11 @@ import scipy.stats
 from problems import SIZES, linear_gaussian, logistic_rows
 
 from covey import models
+from covey.algorithms import mixture as module
 from covey.algorithms.fedavg import fedavg
 from covey.algorithms.mixture import Personal, each_component, first_components, mixture
 from covey.core import metrics
-from covey.core.shard import Rows, Shard, whole
+from covey.core.shard import Batch, Rows, Shard, whole
 from covey.data.federated import FederatedData
 from covey.datasets.synthetic import mixture_of_linear
 from covey.engines.simulate import Simulation
@@ -280,6 +282,28 @@ def test_components_start_apart():
             network.hidden[0].weight[index], one.init(key, LABELS.spec).hidden[0].weight
         )
     assert np.all(np.asarray(network.hidden[0].weight) != np.asarray(noisy.hidden[0].weight))
+
+
+def test_large_components_have_the_values_of_small_ones(monkeypatch, float64):
+    """One after the other or side by side: the same likelihoods and gradients."""
+    calls, plain = [], models.mlp(hidden=(4,))
+    model = plain._replace(
+        log_likelihood=lambda *given: calls.append(0) or plain.log_likelihood(*given)
+    )
+    rows = jax.tree.map(jnp.asarray, LABELS.rows_of(0, "train"))
+    components = first_components(KEY, model, LABELS.spec, 3, 0.1)
+    q = np.random.default_rng(0).dirichlet(np.ones(3), len(rows.y))
+    batch = Batch((rows, jnp.asarray(q)), jnp.arange(len(q)) < len(q) - 1)
+
+    def found():
+        calls.clear()
+        gradients = module.weighted_gradient(model)(components, batch)
+        return module.log_likelihoods(model, components, whole(rows)), gradients
+
+    small, traced = found(), len(calls)
+    monkeypatch.setattr(module, "_LARGE", 0)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), found(), small)
+    assert len(calls) == 3 * traced
 
 
 def test_an_optimiser_sees_each_component_alone():

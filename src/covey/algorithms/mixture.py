@@ -22,6 +22,7 @@ from covey.models.model import Model
 from covey.models.predictive import Predictive, mixture_of
 
 _PASS = 256  # rows at once in an E step; bounds the memory and changes no value beyond rounding
+_LARGE = 50_000  # parameters of all components, above which each has its own products; measured
 
 
 class Personal(NamedTuple):
@@ -178,12 +179,24 @@ def log_likelihoods(
     size, _ = batches_of(data, _PASS)
 
     def of_rows(first):
-        rows = data.take(first + jnp.arange(size))
-        return jax.vmap(model.log_likelihood, in_axes=(0, None))(components, rows)
+        return _by_component(model, components, data.take(first + jnp.arange(size)))
 
     # A static count of batches: where it depends on the client, XLA writes the results row by row.
     found = jax.lax.map(of_rows, jnp.arange(0, data.capacity, size))
     return jnp.moveaxis(found, 1, -1).reshape(-1, found.shape[1])
+
+
+def _by_component(
+    model: Model, components: PyTree, rows: PyTree
+) -> Float[Array, "components rows"]:
+    """Values log p(y_i | x_i, theta_m). Large components one after the other: for convolutional
+    networks that takes three quarters of the time, for linear models one and a half times as long.
+    """
+    if tree.size(components) <= _LARGE:
+        return jax.vmap(model.log_likelihood, in_axes=(0, None))(components, rows)
+    count = jax.tree.leaves(components)[0].shape[0]
+    each = (jax.tree.map(lambda leaf, m=m: leaf[m], components) for m in range(count))
+    return jnp.stack([model.log_likelihood(one, rows) for one in each])
 
 
 def expectation(
@@ -211,7 +224,7 @@ def weighted_gradient(model: Model) -> Gradient:
 
     def loss(components, batch):
         rows, q = batch.rows
-        terms = jax.vmap(model.log_likelihood, in_axes=(0, None))(components, rows)
+        terms = _by_component(model, components, rows)
         terms = jnp.where(batch.mask, jnp.sum(q.T * terms, axis=0), 0.0)
         return -jnp.sum(terms) / jnp.maximum(jnp.sum(batch.mask), 1)
 
