@@ -82,7 +82,7 @@ def torch_round(clients: list[tuple[np.ndarray, np.ndarray]]):
 def main() -> None:
     clients = rows()
     seconds = interleaved(
-        {"lean torch loop": torch_round(clients), "covey": covey_round(clients)}, repeats=7
+        {"lean torch loop": torch_round(clients), "covey": covey_round(clients)}, repeats=15
     )
     report(f"FedAvg, CNN, {CLIENTS} clients of {ROWS} images, a round", seconds, "lean torch loop")
 

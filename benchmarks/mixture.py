@@ -153,7 +153,7 @@ def main() -> None:
         models.logistic(), components=COMPONENTS, client_optimizer=decayed, batch_size=linear.BATCH
     )
     ours = covey_rounds(method, clients, 2, ROUNDS)
-    seconds = interleaved({"lean torch loop": torch_linear(clients), "covey": ours}, repeats=11)
+    seconds = interleaved({"lean torch loop": torch_linear(clients), "covey": ours}, repeats=15)
     per_round = {name: values / ROUNDS for name, values in seconds.items()}
     rows = sum(len(y) for _, y in clients)
     report(
@@ -168,7 +168,7 @@ def main() -> None:
         models.femnist_cnn(), components=COMPONENTS, client_optimizer=sgd, batch_size=cnn.BATCH
     )
     ours = covey_rounds(method, images, cnn.CLASSES, 1)
-    seconds = interleaved({"lean torch loop": torch_cnn(images), "covey": ours}, repeats=5)
+    seconds = interleaved({"lean torch loop": torch_cnn(images), "covey": ours}, repeats=15)
     report(
         f"FedEM for mixtures, M = 3, CNN, {cnn.CLIENTS} clients of {cnn.ROWS} images, a round",
         seconds,
