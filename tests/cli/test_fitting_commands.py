@@ -71,6 +71,16 @@ def test_add_client_and_compare(fitted, place):
     assert "log_likelihood" in said
 
 
+def test_the_posterior_of_a_fit_is_a_file_of_it(fitted):
+    run, _ = fitted
+    code, said = call("posterior", run)
+    said = " ".join(said.split())
+    assert code == 2
+    assert "is a fit of a formula: its draws are in" in said
+    assert "covey.load_fit(" in said
+    assert (run / "posterior.nc").exists()
+
+
 def test_mistakes_are_told_in_lines_without_a_trace(place):
     code, said = call("fit", "gain ~ doze + (1 | clinic)", "--data", place / "data", "--out", "x")
     assert code == 2

@@ -4,11 +4,13 @@ column and value are named.
 
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from tests.fitting.test_fitting_prediction import DESIGN
 
 import covey
 from covey.fitting.cautions import collected, warn_of
@@ -16,6 +18,7 @@ from covey.fitting.comparison import compare
 from covey.fitting.description import describe
 from covey.fitting.design import Rows
 from covey.fitting.formula import parse
+from covey.fitting.sentences import missing_values
 from covey.fitting.tables import Table
 from covey.runs import launch
 
@@ -293,3 +296,33 @@ def test_warnings_of_a_fit_that_fails_are_said_too():
     ):
         failing(notes)
     assert notes == ["age is odd"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "family", "told"),
+    [
+        ([0, 3, 1, 2], None, True),
+        ([0, 3, 1, 2], "gaussian", False),
+        ([120, 131, 118, 125], None, False),  # amounts that are rounded
+        ([0.0, 2.5, 1.0, 3.0], None, False),
+        ([0, 1, 1, 0], None, False),
+    ],
+)
+def test_counts_that_are_fitted_as_gaussian_are_told(outcome, family, told):
+    parsed = parse("falls ~ age + (1 | site)")
+    table = Table("bern", pd.DataFrame({"falls": outcome, "age": [41.0, 50.0, 67.0, 58.0]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        said = warn_of([describe(table, parsed)], parsed, family)
+    assert any("family='poisson'" in one for one in said) is told
+
+
+def test_rows_without_an_outcome_are_counted_where_values_are_filled_in():
+    """It was said that no value was missing, and rows were gone."""
+    design = replace(DESIGN, missing="impute", rows={"bern": 3}, dropped={"bern": 1})
+    said = ["Rows dropped because of missing values of y: bern 1 of 3."]
+    assert missing_values(design) == said
+    *dropped, filled = missing_values(replace(design, filled={"bern": 2}))
+    assert dropped == said
+    assert filled.startswith("Missing values filled in")
+    assert missing_values(replace(design, dropped={"bern": 0})) == ["No value is missing."]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from formulaic import model_matrix
 
+import covey
 from covey.fitting import combine, describe, parse
 from covey.fitting.cautions import warn_of
 from covey.fitting.design import Design
@@ -265,3 +266,27 @@ def test_new_levels_and_infinite_values_name_the_row():
         design.rows_of(odd, with_outcome=False)
     with pytest.raises(ValueError, match="lacks the columns 'sex', 'age'"):
         design.rows_of(Table("new", pd.DataFrame({"x": [1]})), with_outcome=False)
+
+
+@pytest.mark.parametrize(
+    ("formula", "weights", "message"),
+    [
+        ("y ~ x + (1 | s)", "w", "weights= names 'w', which is text"),
+        ("log(w) ~ x + (1 | s)", None, r"'w' is text, and the outcome log\(w\) needs numbers"),
+        ("p(w, x) ~ z + (1 | s)", None, r"the outcome p\(w, x\) needs numbers"),
+    ],
+)
+def test_words_where_numbers_are_needed_are_refused(formula, weights, message):
+    frame = pd.DataFrame({"y": [1.5, 2, 3], "x": [1, 2, 3], "z": [1, 2, 4], "w": ["a", "b", "a"]})
+    with pytest.raises(ValueError, match=message):
+        covey.fit(formula, {"a": frame, "b": frame + frame}, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [("logistic", "did you mean 'bernoulli'"), ("gamma", "got 'gamma'$")],
+)
+def test_a_family_by_another_name_is_hinted_at(family, message):
+    frame = pd.DataFrame({"y": [1.5, 2], "x": [1, 2]})
+    with pytest.raises(ValueError, match=message):
+        covey.fit("y ~ x + (1 | s)", {"a": frame, "b": frame}, family=family)

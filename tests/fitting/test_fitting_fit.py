@@ -221,6 +221,13 @@ def test_a_new_site_in_other_units_is_warned_of(smaller):
     assert "are its units the same" in found.notes[-1]
 
 
+def test_a_new_site_may_have_a_number_as_its_name(smaller):
+    found = smaller.add_client(7, clinics(1, 10, seed=9)["clinic0"])
+    assert found.clients[-1] == "7"
+    new = TABLES["clinic1"].head(2)
+    pd.testing.assert_frame_equal(found.predict(new, client=7), found.predict(new, client="7"))
+
+
 def test_what_a_method_warns_of_is_in_the_summary():
     random, tables = np.random.default_rng(0), {}
     for site in "abcd":

@@ -112,3 +112,27 @@ def test_expressions_are_evaluated_row_by_row():
     assert evaluate("np.sqrt(a) + 2*b", columns).tolist() == [5.0, 2.0]
     assert evaluate("a > 2", columns).tolist() == [False, True]
     assert evaluate("3.5", columns).tolist() == [3.5, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("y ~ x^2 + (1 | g)", r"x\^2 is x alone in a formula; write I\(x\*\*2\)"),
+        ("y ~ z + x ** 3", r"write I\(x\*\*3\)"),
+        ("y ~ x %in% z", "write x:z"),
+        ("y ~ factor(x)", r"factor\(\) is not known in a formula; write C\(x\)"),
+        ("y ~ ifelse(x > 0, 1, 0)", r"write where\(x > 0, 1, 0\)"),
+        ("y ~ (x > 0)", r"comparisons stand in I\(...\)"),
+        ("y ~ blood pressure", "a column whose name has blanks .* stands in backticks"),
+        ("y ~ scale(x.y)", r"x\.y: a column inside of a function needs a plain name"),
+        ("y ~ x + (1 | the site)", "a name with blanks .* stands in backticks"),
+    ],
+)
+def test_what_users_of_r_write_is_answered_with_what_to_write(formula, message):
+    with pytest.raises(ValueError, match=message):
+        needs_of(parse(formula))
+
+
+def test_a_group_may_have_a_name_in_backticks():
+    bar = parse("y ~ (x + z)**2 + I(x**2) + (1 | `the site`/`ward no.`)").bars[1]
+    assert (bar.group, bar.within) == ("ward no.", "the site")

@@ -158,6 +158,9 @@ def counts(seed=2):
     return found
 
 
+AMOUNTS = {"family": "gaussian"}  # whole numbers from 0 on, which are else asked about
+
+
 @pytest.mark.parametrize(
     ("formula", "options", "term"),
     [
@@ -170,9 +173,9 @@ def counts(seed=2):
         ),
         ("cbind(ill, n - ill) ~ x + (1 | site)", {}, "x"),
         ("p(ill, n) ~ x + (0 + x | site)", {}, "x"),
-        ("falls ~ 0 + x + ward + (1 | site)", {"weights": "days"}, "ward[n]"),
-        ("falls ~ x + (1 | ward)", {}, "x"),
-        ("falls ~ x", {}, "x"),
+        ("falls ~ 0 + x + ward + (1 | site)", {"weights": "days"} | AMOUNTS, "ward[n]"),
+        ("falls ~ x + (1 | ward)", AMOUNTS, "x"),
+        ("falls ~ x", AMOUNTS, "x"),
     ],
 )
 def test_families_and_forms_recover_the_truth(formula, options, term):

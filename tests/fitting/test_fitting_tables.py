@@ -105,3 +105,16 @@ def test_errors_of_places(tmp_path):
         column(dates, "d")
     with pytest.raises(ValueError, match="no site was given"):
         read_tables({})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pd.to_timedelta([1, 2], unit="D"), r"'x' is a length of time; .* column\.dt\.days"),
+        (pd.period_range("2020-01", periods=2, freq="M"), "'x' is a date"),
+        (np.array([1j, 2]), "'x' is complex numbers"),
+    ],
+)
+def test_times_and_complex_numbers_are_no_columns(values, message):
+    with pytest.raises(ValueError, match=message):
+        column(Table("a", pd.DataFrame({"x": values})), "x")

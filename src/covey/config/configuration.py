@@ -171,6 +171,12 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     if not path.exists():
         raise ConfigurationError(f"{directory} holds no run: there is no config.toml in it")
     tables = toml_files.read(path)
+    if "fit" in tables:
+        raise ConfigurationError(
+            f"{directory} is a fit of a formula: its draws are in {directory / 'posterior.nc'}, "
+            f"its intervals in summary.csv and effects.csv beside it; in Python both are "
+            f"covey.load_fit({str(directory)!r}).posterior"
+        )
     if "data" not in tables:
         raise ConfigurationError(
             f"{directory} was started from Python: only covey.run(..., resume=True) there can open "

@@ -27,6 +27,7 @@ from covey.fitting.priors import (
     printed,
 )
 from covey.fitting.result import Fit
+from covey.fitting.terms import Terms
 from covey.runs.schedule import RunOptions
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class FitPlan:
         options = {"missing": fit["missing"], "weights": fit.get("weights")}
         self._design = combine(described, formula, family=fit.get("family"), **options)
         check_method(self._design, fit["method"], fit["estimate"], has_priors="priors" in fit)
-        self._described, self._notes = described, warn_of(described, formula)
+        self._described, self._notes = described, warn_of(described, formula, fit.get("family"))
         self._notes += [
             f"{one.site} does not name levels of {', '.join(one.withheld)} that few rows have."
             for one in described
@@ -97,7 +98,7 @@ class FitPlan:
         """The fit without any site's effects, which the sites find themselves."""
         assert self._design is not None
         assert self._prior is not None
-        with collected(self._notes):
+        with collected(self._notes, Terms.of(self._design).parts):
             found = found_by(run, self._design, self._fit["method"])
         result = Fit(
             design=self._design,

@@ -37,24 +37,35 @@ _WORDS = (
         "centre them, e.g. by data.standardised()",
         "write center(column) for such a column, or I(outcome - 1000) for such an outcome",
     ),
+    (
+        "Standardise the columns (data.standardised()), choose covariance='diagonal' or fewer "
+        "slopes, or give a prior= of the parameters; where the likelihood has no maximum, "
+        "estimate='posterior' with a prior still has one",
+        "Write scale(column), a double bar, (a || site), or fewer slopes; where the likelihood has "
+        "no maximum, estimate='posterior' still has one",
+    ),
     ("centre and scale them, e.g. by data.standardised()", "write scale(column)"),
     ("Raise draws=, give a more informative prior=, or sample", "Give more informative priors, or"),
     ("it with fald (a model without effects) or fedpop", "use method='fedpop'"),
     ("run more, e.g. run.advance(10), and look at run.metrics", "do not use these numbers"),
     ("covariance='diagonal' (a double bar in a formula)", "a double bar, (a || site)"),
 )
+_SINGLE = ("intercept", "noise", "dispersion", "group_deviation")  # parts of one value
 _NAMED = re.compile(r"\b(weights|sd)\[([^\]]*)\]")
 
 
-def in_words_of_the_formula(text: str) -> str:
+def in_words_of_the_formula(text: str, parts: Mapping[str, Sequence[str]] | None = None) -> str:
     """A method's warning as somebody with a formula reads it.
 
     Args:
         text: The warning.
+        parts: For each part that a model describes, the names of its values; see `Terms.parts`.
 
     Example:
         >>> in_words_of_the_formula("marginal: weights[age] and sd[intercept] run away")
         'age and sd(Intercept) run away'
+        >>> in_words_of_the_formula("noise: 0", {"noise": ("sigma",)})
+        'sigma: 0'
     """
     for before, after in _WORDS:
         text = text.replace(before, after)
@@ -64,15 +75,19 @@ def in_words_of_the_formula(text: str) -> str:
         return inner if found[1] == "weights" else f"sd({inner})"
 
     text = _NAMED.sub(named, text.removeprefix("marginal: "))
+    for part in _SINGLE:
+        if parts and part in parts:
+            text = re.sub(rf"\b{part}\b(?=,|:| is | run away)", parts[part][0], text)
     return text[:1].upper() + text[1:] if text[:4] == "the " else text
 
 
 @contextmanager
-def collected(notes: list[str]) -> Iterator[None]:
+def collected(notes: list[str], parts: Mapping[str, Sequence[str]] | None = None) -> Iterator[None]:
     """Warnings of a method, in the words of the formula, as notes and as warnings.
 
     Args:
         notes: Where to add them.
+        parts: For each part that the model describes, the names of its values.
     """
     caught: list[warnings.WarningMessage] = []
     try:
@@ -80,32 +95,39 @@ def collected(notes: list[str]) -> Iterator[None]:
             warnings.simplefilter("always")
             yield
     finally:  # also those of a fit that fails
-        _say_again(caught, notes)
+        _say_again(caught, notes, parts)
 
 
-def _say_again(caught: Sequence[warnings.WarningMessage], notes: list[str]) -> None:
+def _say_again(
+    caught: Sequence[warnings.WarningMessage],
+    notes: list[str],
+    parts: Mapping[str, Sequence[str]] | None,
+) -> None:
     for one in caught:
         if not issubclass(one.category, UserWarning):
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
             continue
-        text = in_words_of_the_formula(str(one.message))
+        text = in_words_of_the_formula(str(one.message), parts)
         if text not in notes:
             notes.append(text)
             warnings.warn(text, stacklevel=5)
 
 
-def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
+def warn_of(
+    descriptions: Sequence[Description], formula: Formula, family: str | None = None
+) -> list[str]:
     """What the descriptions of sites tell: sites without rows, outcomes that do not vary, levels of
     one site, numbers that look like codes of missing values.
 
     Args:
         descriptions: One per site.
         formula: The formula.
+        family: The family that was asked for; None where the outcome has chosen it.
 
     Returns:
         Sentences; each is also a warning.
     """
-    said = []
+    said = [] if family is not None else list(_counts(descriptions, formula))
     for one in descriptions:
         if one.complete == 0:
             why = "has no rows" if not one.rows else f"has {one.rows} rows, all with missing values"
@@ -123,6 +145,19 @@ def warn_of(descriptions: Sequence[Description], formula: Formula) -> list[str]:
             )
     said += [*_levels_of_one_site(descriptions), *_levels_apart(descriptions)]
     return [*_warned(said), *_read_as_nested(descriptions, formula)]
+
+
+def _counts(descriptions: Sequence[Description], formula: Formula) -> Iterator[str]:
+    """Whole numbers from 0 on, more than two of them, which nobody has called amounts."""
+    known = [one.outcome for one in descriptions if one.complete]
+    several = any(one["values"] is None for one in known)
+    if formula.outcome.kind == "plain" and several and all(one.get("whole") for one in known):
+        name = formula.outcome.expressions[0]
+        if any(one.get("zeros") for one in known):
+            yield (
+                f"the outcome {name!r} is 0, 1, 2, ..., and is fitted as gaussian: for counts give "
+                "family='poisson' or 'negative_binomial', for amounts family='gaussian'"
+            )
 
 
 def _read_as_nested(descriptions: Sequence[Description], formula: Formula) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from covey.fitting.description import Description, Level, Missing, Moments, uses_of
 from covey.fitting.design import Design, names_in
-from covey.fitting.expressions import names_of, needs_of
+from covey.fitting.expressions import is_name, names_of, needs_of
 from covey.fitting.families import family_of
 from covey.fitting.formula import Bar, Formula
 
@@ -69,12 +69,7 @@ def combine(
                 f"the column {name!r} has the name of a parameter of the fit; rename it"
             )
     _check_outcome(descriptions, formula)
-    for name in needs.inside:
-        if kinds.get(name) == "text":
-            raise ValueError(
-                f"{name!r} is text, and stands in an expression that needs numbers: "
-                f"{formula.text}; as a term alone it is a factor"
-            )
+    _check_numbers(kinds, formula, weights)
     site_bars, group = _bars(descriptions, formula, client)
     chosen, levels = family_of(descriptions, formula, family)
     text = [name for name in needs.alone if kinds[name] == "text"]
@@ -154,6 +149,24 @@ def _check_columns(descriptions: Sequence[Description], weights: str | None) -> 
                 f"{one.place} lacks the column {name!r}, which other sites have{hint} (site "
                 f"{one.site!r}). Add it, or leave the site or the term out"
             )
+
+
+def _check_numbers(kinds: dict[str, str], formula: Formula, weights: str | None) -> None:
+    """An error for words where numbers are needed."""
+    for name in needs_of(formula).inside:
+        if kinds.get(name) == "text":
+            raise ValueError(
+                f"{name!r} is text, and stands in an expression that needs numbers: "
+                f"{formula.text}; as a term alone it is a factor"
+            )
+    if weights is not None and kinds.get(weights) == "text":
+        raise ValueError(f"weights= names {weights!r}, which is text; weights are numbers above 0")
+    if formula.outcome.kind == "plain" and is_name(formula.outcome.expressions[0]):
+        return
+    for name in (name for one in formula.outcome.expressions for name in names_of(one)):
+        if kinds.get(name) == "text":
+            left = formula.text.partition("~")[0].strip()
+            raise ValueError(f"{name!r} is text, and the outcome {left} needs numbers")
 
 
 def _check_outcome(descriptions: Sequence[Description], formula: Formula) -> None:

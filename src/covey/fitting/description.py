@@ -73,8 +73,8 @@ class Description(NamedTuple):
         categories: Levels in their order of pandas categoricals.
         moments: For each expression that is scaled, and for columns that are imputed, count, mean
             and sum of squared deviations.
-        outcome: Of the outcome: its kind, its values where there are up to two, and whether all are
-            counts.
+        outcome: Of the outcome: its kind, its values where there are up to two, whether all are
+            counts, and whether some are 0.
         groups: For each group of a bar term, "absent", "constant" or "varies".
         complete: Rows that a fit uses.
         codes: For each numeric predictor with a number such as 999 or -9 that is far from all
@@ -372,6 +372,9 @@ def _outcome(
 ) -> dict[str, Any]:
     if formula.outcome.kind != "plain":
         return {"kind": "counts", "values": None, "whole": True, "categories": None}
+    expression = formula.outcome.expressions[0]
+    if not is_name(expression) and not _all_numbers(expression, columns):
+        return {"kind": "text", "values": None, "whole": False, "categories": None}
     found = outcome_column(formula, columns)
     values = found.values[used]
     values = values[~found.missing[used]]
@@ -384,6 +387,7 @@ def _outcome(
     return {
         "kind": found.kind,
         "values": distinct if len(counts) <= 2 or not numeric else None,
+        "zeros": numeric and counts[0.0] >= max(least, 1),
         "whole": numeric and bool(np.all((values >= 0) & (values == np.floor(values)))),
         "categories": None if order is None else _named(order, distinct, least),
     }

@@ -17,7 +17,7 @@ from covey.fitting.groups import with_groups
 from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
 from covey.fitting.prediction import Draws, effects_of_a_new_site
 from covey.fitting.priors import LogPrior, Statistics
-from covey.fitting.tables import Place, Table, check_name, read_table
+from covey.fitting.tables import Place, Site, Table, check_name, read_table, word
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from covey.fitting.result import Fit
 
 
-def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> "Fit":
+def add_client(fit: "Fit", name: Site, place: "Place | None", *, refit: bool) -> "Fit":
     """The fit with one more site; see `Fit.add_client`.
 
     Args:
@@ -37,6 +37,7 @@ def add_client(fit: "Fit", name: str, place: "Place | None", *, refit: bool) -> 
     """
     from covey.fitting.fit import fit_tables
 
+    name = word(name)
     check_name(name)
     if name in fit.clients:
         raise ValueError(f"there is a site {name!r} already; sites are {', '.join(fit.clients)}")

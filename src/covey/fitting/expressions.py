@@ -43,6 +43,18 @@ REFUSED = {
     "lag": "make the column in the tables",
     "hashed": "use C(x)",
 }
+_IN_R = {  # functions of R, and what a formula has in their place
+    "factor": "write C(x)",
+    "relevel": "write C(x, Treatment('a'))",
+    "ns": "use bs(x, knots=[...], lower_bound=, upper_bound=)",
+    "rcs": "use bs(x, knots=[...], lower_bound=, upper_bound=)",
+    "ifelse": "write where(x > 0, 1, 0)",
+    "cut": "make the column in the tables",
+}
+_HINTS = {  # of formulaic's errors
+    "Unknown operator": "; arithmetic and comparisons stand in I(...), as in I(x > 0)",
+    "Missing operator": "; a column whose name has blanks or other signs stands in backticks",
+}
 _FIXED_SPLINE = {"knots", "lower_bound", "upper_bound"}
 _PLAIN = re.compile(r"[^\W\d][\w.]*|`[^`]+`")
 _NODES = (
@@ -208,18 +220,12 @@ def checked(formula: Formula, expression: str) -> ast.expr:
     except SyntaxError as error:
         problem(formula.text, place + (error.offset or 1) - 1, f"{expression!r} is not well formed")
         raise
+    called = {id(node.func) for node in _calls(tree)}
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
             problem(formula.text, place, f"{ast.unparse(node)!r} cannot stand in a formula")
-        if isinstance(node, ast.Attribute) and (
-            _name(node.value) != "np" or node.attr not in NUMPY
-        ):
-            problem(
-                formula.text,
-                place,
-                f"{ast.unparse(node)} is not known in a formula; allowed are np."
-                + ", np.".join(NUMPY),
-            )
+        if isinstance(node, ast.Attribute):
+            _check_attribute(formula, node, place, is_called=id(node) in called)
         if isinstance(node, ast.BitXor):
             problem(formula.text, place, f"a power is written **, as in I(x**2): {expression}")
         if isinstance(node, ast.Call):
@@ -252,6 +258,16 @@ def context() -> dict[str, object]:
     return {**NUMPY}
 
 
+def _check_attribute(formula: Formula, node: ast.Attribute, place: int, *, is_called: bool) -> None:
+    of_numpy = _name(node.value) == "np"
+    if of_numpy and node.attr in NUMPY:
+        return
+    why = ": a column inside of a function needs a plain name; rename it"
+    if of_numpy or is_called:
+        why = f" is not known in a formula; allowed are np.{', np.'.join(NUMPY)}"
+    problem(formula.text, place, f"{ast.unparse(node)}{why}")
+
+
 def _check_call(formula: Formula, node: ast.Call) -> None:
     name = _name(node.func)
     if isinstance(node.func, ast.Attribute):
@@ -271,6 +287,7 @@ def _check_call(formula: Formula, node: ast.Call) -> None:
     if name not in known:
         near = get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {near[0]}()?" if near else ""
+        hint = f"; {_IN_R[name]}" if name in _IN_R else hint
         problem(formula.text, place, f"{name}() is not known in a formula{hint}")
 
 
@@ -313,6 +330,7 @@ def _factors(formula: Formula, part: str) -> list[tuple[str, bool]]:
         line = before.rpartition("\n")[2]
         start = formula.text.find(part)
         why = str(error).partition("\n")[0].rstrip(".").replace("insuffient", "insufficient")
+        why += next((hint for begin, hint in _HINTS.items() if why.startswith(begin)), "")
         problem(formula.text, max(start, 0) + (len(line) if rest else 0), why)
         raise
     except SyntaxError as error:

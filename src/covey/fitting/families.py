@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from covey.models.mixed import MixedModel
 
 FAMILIES = ("gaussian", "bernoulli", "binomial", "poisson", "negative_binomial")
+_CALLED = {  # by other names, in lower case
+    "logistic": "bernoulli",
+    "logit": "bernoulli",
+    "binary": "bernoulli",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "count": "poisson",
+    "nb": "negative_binomial",
+    "nbinom2": "negative_binomial",
+    "negbinomial": "negative_binomial",
+}
 LINKS = {"gaussian": "identity", "bernoulli": "logit", "binomial": "logit"}  # others: log
 
 
@@ -26,7 +37,8 @@ def family_of(
         family: The family that was asked for; None chooses it by the outcome.
     """
     if family is not None and family not in FAMILIES:
-        near = get_close_matches(str(family), FAMILIES, n=1, cutoff=0.3)
+        lower = str(family).lower()
+        near = [_CALLED[lower]] if lower in _CALLED else get_close_matches(lower, FAMILIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}{hint}")
     if formula.outcome.kind != "plain":

@@ -27,6 +27,7 @@ from covey.fitting.priors import (
 )
 from covey.fitting.tables import Place, Table, read_tables
 from covey.fitting.tables_again import outcome_name
+from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
     from covey.fitting.result import Fit
@@ -178,7 +179,7 @@ def fit_tables(
     check_method(design, method, estimate, has_priors=priors is not None)
     if out is not None:
         _check_folder(Path(out))
-    notes = warn_of(described, formula)
+    notes = warn_of(described, formula, family)
     rows = {name: design.rows_of(table) for name, table in tables.items()}
     digests = {name: one.digest for name, one in rows.items()}
     each = {name: Statistics.of(design, one) for name, one in rows.items()}
@@ -191,7 +192,7 @@ def fit_tables(
     algorithm = method_of(design, method, estimate, prior)
     if isinstance(start, Fit):
         algorithm = started_from(algorithm, start, design)
-    with collected(notes):
+    with collected(notes, Terms.of(design).parts):
         run = covey.run(
             algorithm,
             federated(design, rows),

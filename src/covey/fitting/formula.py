@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 OPENING, CLOSING = "([{", ")]}"
-_GROUP = re.compile(r"^\s*([^\W\d][\w.]*)\s*(?:([/:])\s*([^\W\d][\w.]*)\s*)?$")
+_NAME = r"([^\W\d][\w.]*|`[^`]+`)"
+_GROUP = re.compile(rf"^\s*{_NAME}\s*(?:([/:])\s*{_NAME}\s*)?$")
+_POWER = re.compile(rf"{_NAME}\s*(?:\^|\*\*)\s*(\d+)")
 _CALL = re.compile(r"^\s*(cbind|p)\s*\(")
 
 
@@ -210,6 +212,12 @@ def _refuse_hidden(text: str, piece: str, shift: int) -> None:
     hidden = re.search(r"\boffset\s*\(", piece)
     if hidden:
         problem(text, shift + hidden.start(), "offset(...) is joined to the others by +")
+    power = _POWER.fullmatch(piece)
+    if power:
+        name, exponent = power.groups()
+        problem(text, shift, f"{piece} is {name} alone in a formula; write I({name}**{exponent})")
+    if "%in%" in piece:
+        problem(text, shift + piece.index("%in%"), "write x:z for x %in% z")
     if re.fullmatch(r"\.", piece):
         problem(
             text,
@@ -232,10 +240,11 @@ def _bars(text: str, piece: str, shift: int) -> list[Bar]:
         problem(
             text,
             shift + 2 + places[-1],
-            "to the right of the bar stands a column, or outer/inner for groups inside of groups",
+            "to the right of the bar stands a column, or outer/inner for groups inside of groups; "
+            "a name with blanks or other signs stands in backticks",
         )
         raise AssertionError
-    first, joint, second = found.groups()
+    first, joint, second = (part and part.strip("`") for part in found.groups())
     if joint is None:
         return [Bar(piece, terms, first, None, not double)]
     nested = Bar(piece, terms, second, first, not double)

@@ -25,7 +25,7 @@ from covey.fitting.prediction import (
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Table, read_table, sites_in
+from covey.fitting.tables import Place, Site, Table, read_table, sites_in, word
 from covey.fitting.tables_again import tables_again
 from covey.fitting.terms import Terms
 
@@ -205,13 +205,13 @@ class Fit:
 
         return FitPosterior(self)
 
-    def draws_for(self, client: str | None) -> Draws:
+    def draws_for(self, client: Site | None) -> Draws:
         """Draws that predictions for a site use: its own, or those of a new site.
 
         Args:
             client: The site; None is a new site.
         """
-        client = None if client is None else str(client)
+        client = None if client is None else word(client)
         if client is not None and client not in self.clients:
             raise ValueError(
                 f"there is no site {client!r}{nearest(client, self.clients)}; sites are "
@@ -234,7 +234,7 @@ class Fit:
     def predict(
         self,
         table: Place,
-        client: str | None = None,
+        client: Site | None = None,
         *,
         intervals: Sequence[float] = _INTERVALS,
         new_levels: str = "error",
@@ -280,8 +280,8 @@ class Fit:
         return found
 
     def _sites_of(
-        self, table: Table, kept: np.ndarray, client: str | None
-    ) -> dict[str | None, np.ndarray]:
+        self, table: Table, kept: np.ndarray, client: Site | None
+    ) -> dict[Site | None, np.ndarray]:
         """Which of the rows are of which site, by their index; None is a new site."""
         every = np.arange(len(kept))
         column = self.design.client
@@ -318,7 +318,7 @@ class Fit:
             pieces.append(one)
         return pd.concat(pieces, ignore_index=True)
 
-    def add_client(self, name: str, table: Place | None = None, *, refit: bool = False) -> "Fit":
+    def add_client(self, name: Site, table: Place | None = None, *, refit: bool = False) -> "Fit":
         """The fit with one more site.
 
         Args:

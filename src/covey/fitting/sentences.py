@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from covey.fitting.design import Design
 from covey.fitting.families import LINKS
 
 if TYPE_CHECKING:
@@ -45,14 +46,15 @@ def sentences_of(fit: "Fit") -> list[str]:
     link = LINKS.get(design.family, "log")
     fitted = [name for name in fit.clients if name not in fit.added]
     rows = sum(design.rows[name] - design.dropped.get(name, 0) for name in fitted)
-    sites = f"{len(fitted)} {design.client or 'site'}{'s' * (len(fitted) > 1)}"
+    called = design.client or "site"
+    sites = f"{len(fitted)} {called if len(fitted) == 1 else plural(called)}"
     first = f"{what} of {design.text}, {design.family} with {link} link; {sites}, "
     said = [first + f"{rows} rows."]
     if design.outcome_levels is not None:
         no, event = design.outcome_levels
         name = design.formula.outcome.expressions[0]
         said.append(f"The event is {name} = {_shown(event)} (the other value is {_shown(no)}).")
-    said += [_dropped(fit), *_traffic(traffic, fit.method), *_trust(fit), *fit.notes]
+    said += [*missing_values(design), *_traffic(traffic, fit.method), *_trust(fit), *fit.notes]
     if fit.added:
         said.append(
             f"Added without a refit: {', '.join(fit.added)}; the shared terms do not know their "
@@ -61,28 +63,49 @@ def sentences_of(fit: "Fit") -> list[str]:
     return [one for one in said if one]
 
 
+def plural(word: str) -> str:
+    """More than one of something.
+
+    Args:
+        word: The thing.
+
+    Example:
+        >>> plural("county"), plural("clinic"), plural("branch"), plural("bay")
+        ('counties', 'clinics', 'branches', 'bays')
+    """
+    if word[-1:] == "y" and word[-2:-1] not in "aeiou":
+        return f"{word[:-1]}ies"
+    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
+
+
 def _shown(value: object) -> str:
     whole = isinstance(value, float) and value.is_integer()
     return repr(int(value)) if whole and isinstance(value, float) else repr(value)
 
 
-def _dropped(fit: "Fit") -> str:
-    design = fit.design
+def missing_values(design: Design) -> list[str]:
+    """In words: rows that were dropped, and values that were filled in.
+
+    Args:
+        design: The design.
+    """
+    gone = {site: count for site, count in design.dropped.items() if count}
+    each = ", ".join(f"{site} {count} of {design.rows[site]}" for site, count in gone.items())
     if design.missing == "drop":
-        gone = {site: count for site, count in design.dropped.items() if count}
-        if not gone:
-            return "No row has missing values."
-        each = ", ".join(f"{site} {count} of {design.rows[site]}" for site, count in gone.items())
-        return f"Rows dropped because of missing values: {each}."
+        lost = f"Rows dropped because of missing values: {each}."
+        return [lost if gone else "No row has missing values."]
+    needed = ", ".join(design.uses.needed)
+    said = [f"Rows dropped because of missing values of {needed}: {each}."] if gone else []
     filled = {site: count for site, count in design.filled.items() if count}
     if not filled:
-        return "No value is missing."
+        return said or ["No value is missing."]
     each = ", ".join(f"{site} {count}" for site, count in filled.items())
     with_ = ", with an indicator of each column" if design.missing == "indicator" else ""
-    return (
+    return [
+        *said,
         f"Missing values filled in by the mean of all sites or the most frequent level{with_}: "
-        f"{each}."
-    )
+        f"{each}.",
+    ]
 
 
 def _traffic(traffic: dict, method: str) -> list[str]:

@@ -16,6 +16,7 @@ from covey.data.federated import FederatedData
 from covey.fitting.expressions import nearest
 
 Place: TypeAlias = str | Path | pd.DataFrame
+Site: TypeAlias = str | int  # what a user calls a site
 MISSING = ("", "na", "nan", "n/a", "?", "null", "<na>")  # without regard to capital letters
 _TABLES = (".csv", ".csv.gz", ".parquet")
 _MOSTLY = 0.5  # share of numbers from which on words in a column are mistakes
@@ -95,7 +96,7 @@ def read_tables(
     if isinstance(data, FederatedData):
         return _of_federated(data, outcome)
     if isinstance(data, Mapping):
-        found = {str(name): read_table(place, str(name)) for name, place in data.items()}
+        found = {word(name): read_table(place, word(name)) for name, place in data.items()}
     elif isinstance(data, (str, Path)) and Path(data).is_dir():
         found = _of_folder(Path(data))
     else:
@@ -182,18 +183,28 @@ def column(table: Table, name: str, *, is_factor: bool = False) -> Column:
     if isinstance(given, pd.DataFrame):
         raise ValueError(f"{table.place} has two columns {name!r}; rename one")
     if isinstance(given.dtype, pd.CategoricalDtype):
-        words = [None if pd.isna(value) else _word(value) for value in given]
-        return Column("text", _objects(words), tuple(map(_word, given.cat.categories)))
+        words = [None if pd.isna(value) else word(value) for value in given]
+        return Column("text", _objects(words), tuple(map(word, given.cat.categories)))
     if pd.api.types.is_bool_dtype(given.dtype):
         return Column("text", _objects([None if pd.isna(one) else str(bool(one)) for one in given]))
-    if pd.api.types.is_numeric_dtype(given.dtype):
+    if pd.api.types.is_numeric_dtype(given.dtype) and given.dtype.kind != "c":
         values = np.asarray(given.astype("Float64").to_numpy(float, na_value=np.nan))
         return Column("number" if len(values) and not np.isnan(values).all() else "empty", values)
-    if pd.api.types.is_datetime64_any_dtype(given.dtype):
-        raise ValueError(
-            f"{table.place}: {name!r} is a date; make a number of it first, e.g. days since a date"
-        )
+    _refuse_times(table, name, given)
     return _from_text(table, name, given, is_factor=is_factor)
+
+
+def _refuse_times(table: Table, name: str, given: pd.Series) -> None:
+    """An error for columns that are neither numbers nor words."""
+    what = None
+    if pd.api.types.is_datetime64_any_dtype(given.dtype) or isinstance(given.dtype, pd.PeriodDtype):
+        what = "a date; make a number of it first, e.g. days since a date"
+    elif given.dtype.kind == "m":
+        what = "a length of time; make a number of it first, e.g. days: column.dt.days"
+    elif given.dtype.kind == "c":
+        what = "complex numbers; give their real part, or their size"
+    if what is not None:
+        raise ValueError(f"{table.place}: {name!r} is {what}")
 
 
 def _from_text(table: Table, name: str, given: pd.Series, *, is_factor: bool) -> Column:
@@ -225,8 +236,16 @@ def _text(value: Any) -> str | None:
     return None if word.lower() in MISSING else word
 
 
-def _word(value: Any) -> str:
-    """A level, or a site's name, as text: whole numbers without a decimal point."""
+def word(value: Any) -> str:
+    """A level, or a site's name, as text: whole numbers without a decimal point.
+
+    Args:
+        value: The level or name.
+
+    Example:
+        >>> word(3.0), word("3.0")
+        ('3', '3.0')
+    """
     whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
     return str(int(value)) if whole else str(value)
 
@@ -265,7 +284,7 @@ def sites_in(table: Table, column: str) -> list[str | None]:
         column: Its column of sites.
     """
     return [
-        _text(value) if isinstance(value, str) else _text(_word(value))
+        _text(value) if isinstance(value, str) else _text(word(value))
         for value in table.frame[column]
     ]
 
@@ -282,7 +301,7 @@ def labels_in(table: Table, name: str) -> list[str]:
         ['1', '', '2']
     """
     found = column(table, name, is_factor=True)
-    return ["" if pd.isna(value) else _word(value) for value in found.values]
+    return ["" if pd.isna(value) else word(value) for value in found.values]
 
 
 def _divided(table: Table, client: str | None) -> dict[str, Table]:

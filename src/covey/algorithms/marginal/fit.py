@@ -45,6 +45,7 @@ _LOOSE = 0.05  # standard errors that an estimate moves along a direction that i
 _RUNAWAY = 5.0  # units of the linear predictor that a weight times the spread of its column makes
 _RIDGE = 10.0  # times its own size that the standard error of a deviation may be
 _OFF = 0.03  # standard errors that rounding may move the estimates without a warning
+_SMALL = 1e-2  # a deviation, in units of what the rows can tell from 0, that is 0 in words
 _SENT = 2000  # draws of the posterior that clients predict with
 
 
@@ -131,6 +132,7 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
     coordinates, unit = settings.coordinates, state.unit
     found, values, jacobian, spread, at_bound = jax.device_get(_maximum_of(settings)(state))
     names = value_names(found, labels_of(settings.model, spec))
+    kind = np.array([name.partition("[")[0] for name in names])
     spread, jacobian = np.asarray(spread, float), np.asarray(jacobian, float)
     theta = theta_of(state, coordinates, state.climb.point)
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
@@ -158,10 +160,18 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         loose = ~(moved <= _LOOSE * known) & (moved != 0)
         loose |= _far_too_loose(state, values, known, names)
     entries = coordinates.size(len(unit))
-    zero = at_bound[-entries:] if entries else None
-    none = () if zero is None else _zero_deviations(coordinates, np.asarray(zero), found, names)
+    # The logarithm of a deviation at 0, or of an infinite shape, has no maximum and no error.
+    held = (known == 0) & np.isin(kind, ("group_deviation", "dispersion")) & (state.round > 1)
+    zero, tied = (), ()
+    if entries:
+        zero, tied = boundary(
+            coordinates, np.asarray(unit, float), np.asarray(at_bound[-entries:]), found, names
+        )
     return law._replace(
-        unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()), zero=none
+        unknown=tuple(np.array(names)[loose | ~np.isfinite(values)].tolist()),
+        zero=zero + tuple(np.array(names)[held & (kind == "group_deviation")].tolist()),
+        tied=tied,
+        infinite=tuple(np.array(names)[held & (kind == "dispersion")].tolist()),
     )
 
 
@@ -199,13 +209,24 @@ def _exact_log_likelihood(state: State) -> float:
     return sum(parts)
 
 
-def _zero_deviations(coordinates, zero, found, names) -> tuple[str, ...]:
-    """Names of the deviations that are 0: not those of effects that depend on another one."""
-    largest = max(float(np.max(np.asarray(found["sd"]))), 1e-30)
-    own = zero[coordinates.diagonal(len(found["sd"]))]
-    small = np.asarray(found["sd"]) < 1e-2 * largest if len(own) > 1 else np.ones(1, bool)
-    labels = [name for name in names if name.partition("[")[0] == "sd"]
-    return tuple(name for name, at, low in zip(labels, own, small, strict=True) if at and low)
+def boundary(
+    coordinates: Coordinates, unit: np.ndarray, zero: np.ndarray, found, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the deviations that are 0, and of those of effects that depend on others: their own
+    part is 0, and they are not. What is small is so in these units.
+
+    Args:
+        coordinates: How the covariance is written.
+        unit: What the rows can tell from 0, for each effect.
+        zero: Which entries of the root are a deviation's own part that is 0.
+        found: The described parameters.
+        names: Names of the described values.
+    """
+    relative = np.asarray(found["sd"], float) / unit
+    own = zero[coordinates.diagonal(len(relative))]
+    labels = np.array([name for name in names if name.partition("[")[0] == "sd"])
+    small = relative < _SMALL
+    return tuple(labels[own & small].tolist()), tuple(labels[own & ~small].tolist())
 
 
 @lru_cache(maxsize=64)
@@ -258,10 +279,10 @@ def cautions(settings: Settings, state: State, spec: Spec) -> list[str]:
     found = []
     if runaways := _runaways(settings, state, spec):
         found.append(
-            f"marginal: {_some(tuple(runaways))} run away, and standard errors with them: the "
-            "data are separated, some columns predict the outcome without error, and there is no "
-            "finite estimate. Give prior= a standard deviation of the weights, e.g. prior=2.5 for "
-            "columns of standard deviation 1"
+            f"marginal: the estimates of {_some(tuple(runaways))} run away, and standard errors "
+            "with them: the data are separated, some columns predict the outcome without error, "
+            "and there is no finite estimate. Give prior= a standard deviation of the weights, "
+            "e.g. prior=2.5 for columns of standard deviation 1"
         )
     off = float(np.linalg.norm(np.asarray(state.climb.gradient, float)))
     if bool(state.settled) and off > _OFF:
@@ -298,6 +319,21 @@ def _warn(settings: Settings, state: State, spec: Spec, law: Law) -> None:
             f"marginal: {name} is estimated as 0: these data do not show that clients differ in "
             "it. It has no standard error, and those of the others take it to be 0; "
             "estimate='posterior' shows how large it may be",
+            stacklevel=3,
+        )
+    for name in law.infinite:
+        warnings.warn(
+            f"marginal: {name} is estimated as infinite: these counts vary no more than those of a "
+            "Poisson distribution, which is what the other estimates are of; it has no standard "
+            "error",
+            stacklevel=3,
+        )
+    if law.tied:
+        warnings.warn(
+            f"marginal: {_some(law.tied)} is of effects that are estimated as perfectly correlated "
+            "with the others (a singular fit): clients are too few, or too alike, to tell them "
+            "apart, and standard errors take this as known. Use covariance='diagonal' (a double "
+            "bar in a formula), fewer slopes, or estimate='posterior'",
             stacklevel=3,
         )
 

@@ -15,6 +15,8 @@ from covey.algorithms.marginal.client import LeftOut
 from covey.algorithms.marginal.parameters import POSITIVE
 from covey.kernels.pareto_smoothing import Weighted, systematic
 
+_ONE = 1 - 1e-5  # a correlation that counts as 1: it has no standard error
+
 
 class Comparison(NamedTuple):
     """A likelihood-ratio test: its statistic, degrees of freedom and p-value."""
@@ -54,6 +56,8 @@ class Law(NamedTuple):
         parameters: Number of parameters.
         rows: Number of training rows.
         settled: Whether the maximum was found.
+        tied: Names of deviations of effects that are estimated as depending on others.
+        infinite: Names of shapes that are estimated as infinite.
         sample: The weighted points of the posterior; None for "ml" and "reml".
         ask_left_out: (points) -> sums over clients for `leave_one_client_out`.
     """
@@ -69,6 +73,8 @@ class Law(NamedTuple):
     parameters: int
     rows: int
     settled: bool
+    tied: tuple[str, ...] = ()
+    infinite: tuple[str, ...] = ()
     sample: Weighted | None = None
     ask_left_out: Callable[[Float[np.ndarray, "points k"]], LeftOut] | None = None
 
@@ -198,7 +204,9 @@ class Law(NamedTuple):
             {"estimate": estimate, "se": se, "lower": lower, "upper": upper},
             index=pd.Index(self.names, name="parameter"),
         )
-        table.loc[[*self.unknown, *self.zero], ["se", "lower", "upper"]] = np.nan
+        bound = [*self.unknown, *self.zero, *self.infinite]
+        table.loc[bound, ["se", "lower", "upper"]] = np.nan
+        table.loc[(kind == "cor") & (np.abs(estimate) > _ONE), ["se", "lower", "upper"]] = np.nan
         table.loc[list(self.unknown), "estimate"] = np.nan
         if not self.settled:
             table[["se", "lower", "upper"]] = np.nan

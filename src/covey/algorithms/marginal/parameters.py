@@ -337,3 +337,8 @@ def logarithms(phi: PyTree) -> Bool[np.ndarray, " p"]:
     """Which numbers of the flattened phi are logarithms of a scale: noise, dispersion, groups."""
     found = [named(phi, name) for name in ("log_scale", "log_dispersion", "log_groups")]
     return np.any(found, axis=0)
+
+
+def unbounded(phi: PyTree) -> Bool[np.ndarray, " p"]:
+    """Which of these have no maximum where the scale is estimated as 0, or as infinite."""
+    return np.any([named(phi, name) for name in ("log_dispersion", "log_groups")], axis=0)

@@ -14,11 +14,13 @@ from covey.algorithms.marginal.parameters import (
     Theta,
     log_prior,
     logarithms,
+    unbounded,
 )
 from covey.core.algorithm import Empty
 from covey.kernels.newton import Climb
 
 _ZERO = 1e-3  # a deviation, in units of what the rows can tell from 0, that counts as 0
+_VAGUE = 100.0  # standard error of a logarithm that has no maximum: it runs to 0 or infinity
 
 
 class State(NamedTuple):
@@ -118,11 +120,14 @@ def at_zero(state: State, coordinates: Coordinates) -> Bool[Array, " k"]:
 def spread_of(state: State, coordinates: Coordinates) -> Float[Array, "k k"]:
     """S with S S' the covariance of theta: the inverse of the negative Hessian.
 
-    Directions without a maximum, and deviations at 0, do not vary in it. Before the best point has
-    been evaluated nothing does.
+    Directions without a maximum, deviations at 0, and logarithms that run away do not vary in it:
+    draws of these would be 0 or infinite. Before the best point has been evaluated nothing does.
     """
     curvature, axes = jnp.linalg.eigh(state.climb.curvature)
     regular = curvature > 0.5
     spread = state.climb.frame @ ((axes * regular) @ axes.T)
-    fixed = at_zero(state, coordinates)[:, None] | (state.round < 2)
+    may = unbounded(state.phi)
+    vague = jnp.linalg.norm(spread, axis=1) > _VAGUE
+    vague &= jnp.asarray(np.pad(may, (0, len(spread) - len(may))))
+    fixed = (at_zero(state, coordinates) | vague)[:, None] | (state.round < 2)
     return jnp.where(fixed, 0.0, spread)
