@@ -5,6 +5,7 @@ import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from covey.data.federated import FederatedData
 from covey.runs.launch import run as run_method
 from reproductions import EXPERIMENTS
 from reproductions import fedpa_estimates as estimates
@@ -64,11 +65,21 @@ def test_effective_number_of_samples():
 TINY = images.Size(8, 5, 20, 4, 2, 4, 2, 1, searched=1, scored=3)
 
 
-def setting_of(name, size=TINY):
-    own = images.OWN[name]
-    return images.method_of(name, Setting(0.01, own[0] if own else None), size)
+@pytest.fixture
+def noise(monkeypatch):
+    """Images of noise instead of those of CIFAR-10."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (400, 32, 32, 3), np.uint8), np.arange(400) % 10
+    data = FederatedData.from_arrays(x, y, np.zeros(400, int), classes=10)
+    monkeypatch.setattr(images, "load", lambda name, **options: data)
+    for cached in (images._every_photograph, images.photographs):
+        cached.cache_clear()
+    yield
+    for cached in (images._every_photograph, images.photographs):
+        cached.cache_clear()
 
 
+@pytest.mark.usefixtures("noise")
 def test_photographs_have_two_labels_per_client():
     data = images.photographs(TINY, 0)
     starts, counts = data.starts("train"), data.counts("train")
@@ -77,15 +88,17 @@ def test_photographs_have_two_labels_per_client():
     assert set(np.concatenate(labels)) == set(range(10))
     assert data.rows.x.shape[1:] == (8, 8, 3)
     assert counts.tolist() == [20] * 5
+    assert data.counts("validation").tolist() == data.counts("test").tolist() == [16] * 5
 
 
+@pytest.mark.usefixtures("noise")
 @pytest.mark.parametrize("name", images.OWN)
 def test_methods_do_the_work_that_is_said(name):
     """One minibatch holds the rows of a client, so that steps are epochs."""
-    exchanges = images.EXCHANGES.get(name, 1)
-    done = run_method(
-        setting_of(name), images.photographs(TINY, 0), rounds=4 * exchanges, progress=False
-    )
+    own, exchanges = images.OWN[name], images.EXCHANGES.get(name, 1)
+    method = images.method_of(name, Setting(0.01, own[0] if own else None), TINY)
+    data = images.photographs(TINY, 0)
+    done = run_method(method, data, rounds=4 * exchanges, progress=False)
     steps = done.metrics["local_steps"].to_numpy()
     assert steps.sum() == 4 * (1 if name == images.ONCE else TINY.epochs)
 
@@ -97,6 +110,7 @@ def ends(own, name, rounds):
     return ravel_pytree(done.state.parameters)[0]
 
 
+@pytest.mark.usefixtures("noise")
 def test_scaled_fedavg_is_fedavg_until_the_burn_in_ends():
     small, large = (ends(rho, images.SCALED, TINY.burn_in) for rho in (0.1, 1.0))
     plain = ends(None, images.OFTEN, TINY.burn_in)
@@ -104,6 +118,7 @@ def test_scaled_fedavg_is_fedavg_until_the_burn_in_ends():
     np.testing.assert_array_equal(large, plain)
 
 
+@pytest.mark.usefixtures("noise")
 def test_scaled_fedavg_divides_by_rho_l():
     """Of the change in the round after the burn-in, the momentum is the same for all."""
     rounds = TINY.burn_in + 1
