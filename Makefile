@@ -17,6 +17,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0.2
 
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
+SLOWLY  := $(BIN)/pytest $(WORKERS) --durations=25
 
 .PHONY: demo test test-processes test-all check format docs lock benchmarks clean
 
@@ -47,10 +48,9 @@ LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_cove
 # of the same name.
 test-all: check
 	@failed=; \
-	$(BIN)/pytest $(WORKERS) $(addprefix --ignore=,$(LONG)) || failed="$$failed tests"; \
-	XLA_FLAGS= $(BIN)/pytest $(WORKERS) $(LONG) || failed="$$failed long-tests"; \
-	$(BIN)/pytest $(WORKERS) --import-mode=prepend --doctest-modules src/covey \
-		|| failed="$$failed docstrings"; \
+	$(SLOWLY) $(addprefix --ignore=,$(LONG)) || failed="$$failed tests"; \
+	XLA_FLAGS= $(SLOWLY) $(LONG) || failed="$$failed long-tests"; \
+	$(SLOWLY) --import-mode=prepend --doctest-modules src/covey || failed="$$failed docstrings"; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 check: $(READY)

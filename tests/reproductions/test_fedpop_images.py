@@ -55,6 +55,9 @@ def made_up(name: str, *, clients: int, **options: object) -> FederatedData:
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch):
     monkeypatch.setattr(fedpop_images, "load", made_up)
+    fedpop_images._divided.cache_clear()  # real images of an earlier test
+    yield
+    fedpop_images._divided.cache_clear()
 
 
 def test_clients_have_the_images_that_the_problem_says():
