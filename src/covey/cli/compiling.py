@@ -22,7 +22,8 @@ def keep_programs() -> None:
     except OSError:  # a home that cannot be written: programs are compiled each time
         return
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "jax"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+    # Also small ones: a fit has forty, a second in all, and they take less than a megabyte.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def compile_quickly() -> None:

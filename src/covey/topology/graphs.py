@@ -6,9 +6,15 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
-from scipy.sparse.csgraph import connected_components
 
-from covey.topology.mixing import Matrices, Topology, Weights, check_connected, weights_of
+from covey.topology.mixing import (
+    Matrices,
+    Topology,
+    Weights,
+    check_connected,
+    parts_of,
+    weights_of,
+)
 
 _MOST_DRAWS = 1000
 
@@ -194,7 +200,7 @@ def _connected(
     for _ in range(_MOST_DRAWS):
         upper = np.triu(rng.random((peers, peers)) < probability, 1)
         graph = upper | upper.T
-        if connected_components(graph, directed=False)[0] == 1:
+        if parts_of(graph)[0] == 1:
             return graph
     enough = min(1.0, 2 * math.log(max(peers, 2)) / peers)
     raise ValueError(

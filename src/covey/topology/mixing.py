@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.sparse.csgraph import connected_components
 
 Weights: TypeAlias = Literal["metropolis", "fastest"]
 Matrices: TypeAlias = Float[np.ndarray, "rounds peers peers"]
@@ -180,7 +179,7 @@ def mixed_by(
 
 def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
     """Raise a ValueError where some peers never hear of others; it names them."""
-    parts, part_of = connected_components(graph, directed=False)
+    parts, part_of = parts_of(graph)
     if parts > 1:
         listed = "; ".join(_some(np.flatnonzero(part_of == part)) for part in range(min(parts, 4)))
         more = f"; and {parts - 4} more" if parts > 4 else ""
@@ -188,6 +187,14 @@ def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
             f"{name}: the graph is in {parts} parts that never hear of each other: "
             f"{listed}{more}; add edges"
         )
+
+
+def parts_of(graph: Bool[np.ndarray, "peers peers"]) -> tuple[int, np.ndarray]:
+    """How many parts of a graph never hear of each other, and the part of each peer."""
+    # Imported where it is needed: a tenth of a second, and most runs have no graph.
+    from scipy.sparse.csgraph import connected_components
+
+    return connected_components(graph, directed=False)
 
 
 def contraction(matrices: Matrices) -> float:
