@@ -14,8 +14,8 @@ the paper, and only the order of the methods can be compared:
 These clients drift: in exploratory runs FedAvg ended lower with ten epochs than with one, whatever
 the rate of either. FedPA burns in until FedAvg with many epochs (ME) rises no more; a row says how
 much it still rises. A sample of FedPA is the mean over one epoch, minibatches have 20 rows, and
-clients and server have momentum 0.9. A server's step of 0.1 makes an average of changes last:
-constant ones are applied once. The rate that is searched is that of a client's steps. What a method
+clients and server have momentum 0.9. The server's step is 0.1, so that a change that is the same in
+every round is applied in full. The rate that is searched is that of a client's steps. What a method
 has of its own:
 
     FedPA-ME             rho, with the paper's choices for CIFAR-100 and EMNIST-62
@@ -30,8 +30,8 @@ client, and so does averaged FedAvg, which is FedPA with rho = 0: the mean witho
 
 The paper averages accuracies over the last 100 of 1,500 rounds, and so do we over the last sixth of
 the rounds, looked at every ten: no round is chosen. All methods but FedAvg-1E make ten epochs per
-round. MIME exchanges twice per round, and takes two gradients per step; all else is equal work.
-AFO's client rates do not decay here. MimeLite is not in the paper.
+round. MIME exchanges twice per round and takes two gradients per step. AFO's client rates do not
+decay here. MimeLite is not in the paper. At the quick scale there are FedAvg-ME and FedPA-ME only.
 """
 
 from collections.abc import Mapping
