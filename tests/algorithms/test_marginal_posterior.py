@@ -196,3 +196,19 @@ def test_a_proposal_that_is_off_is_moved():
     assert found.k_hat <= 0.7
     error = norm.ppf(0.9995) / np.sqrt(found.effective)
     np.testing.assert_allclose(found.weights @ found.points, [8, -3], atol=error * np.sqrt(2))
+
+
+@pytest.mark.slow
+def test_counts_of_few_clients_have_a_posterior():
+    """Six clients leave their deviation so open that proposals reach a thousand times the mode."""
+    method = covey.marginal(covey.models.mixed_poisson(), estimate="posterior")
+    for seed in (25, 59):
+        random, made = np.random.default_rng(1000 + seed), {}
+        for index in range(6):
+            x, own = random.normal(size=(40, 1)), 0.5 * random.normal()
+            made[str(index)] = x, random.poisson(np.exp(0.3 + own + 0.4 * x[:, 0])).astype(float)
+        data = FederatedData.from_clients(made, features=["x"])
+        law = covey.run(method, data, seed=seed, progress=False).posterior.shared.law
+        table = law.table(probability=0.99)
+        assert table.loc["weights[x]", "lower"] < 0.4 < table.loc["weights[x]", "upper"]
+        assert law.k_hat <= 0.7

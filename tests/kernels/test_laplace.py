@@ -158,6 +158,18 @@ def test_a_mode_far_from_zero():
     assert abs(float(jax.grad(lambda b: log_likelihood(b) - b @ b / 2)(at)[0])) < 1e-2
 
 
+def test_a_mode_from_where_the_density_overflows():
+    """Counts with a deviation of 3,000 of the logarithm, from the mode at a deviation of 1."""
+    with jax.enable_x64(True):
+        counts = jnp.array([2.0, 0.0, 3.0, 1.0])
+
+        def poisson(b):
+            return jnp.sum(3000 * b[0] * counts - jnp.exp(3000 * b[0]))
+
+        found = mode(differentiated(poisson), jnp.ones(1))
+        np.testing.assert_allclose(3000 * found, np.log(1.5), rtol=1e-5)
+
+
 def test_a_gaussian_likelihood_is_integrated_exactly():
     x, z = RANDOM.normal(size=(6, 2)), RANDOM.normal(size=(6, 2))
     y, beta, scale = RANDOM.normal(size=6), np.array([0.5, -1.0]), 0.7

@@ -196,7 +196,8 @@ def mode(given: Conditional, start: Effects) -> Effects:
 
     Args:
         given: log p(D | theta, b).
-        start: Where to begin, e.g. zeros.
+        start: Where to begin, e.g. zeros. Where zeros are higher, they are the beginning: a mode at
+            another theta may be so far off that the density overflows.
 
     Returns:
         The mode.
@@ -232,7 +233,11 @@ def mode(given: Conditional, start: Effects) -> Effects:
         b, best = jnp.where(up, trial, b), jnp.where(up, value, best)
         return b, best, size, jnp.where(up, jnp.minimum(4 * length, 1.0), length / 4), count + 1
 
-    return jax.lax.while_loop(going, step, (start, joint(start), jnp.inf * one, one, 0))[0]
+    zero = jnp.zeros_like(start)
+    at_start, at_zero = joint(start), joint(zero)
+    higher = at_start >= at_zero  # not where it is NaN
+    first = jnp.where(higher, start, zero), jnp.where(higher, at_start, at_zero)
+    return jax.lax.while_loop(going, step, (*first, jnp.inf * one, one, 0))[0]
 
 
 def grid(effects: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
