@@ -114,8 +114,8 @@ def ends(own, name, rounds):
 def test_scaled_fedavg_is_fedavg_until_the_burn_in_ends():
     small, large = (ends(rho, images.SCALED, TINY.burn_in) for rho in (0.1, 1.0))
     plain = ends(None, images.OFTEN, TINY.burn_in)
-    np.testing.assert_array_equal(small, plain)
-    np.testing.assert_array_equal(large, plain)
+    np.testing.assert_allclose(small, plain, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(large, plain, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.usefixtures("noise")
