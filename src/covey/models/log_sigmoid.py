@@ -21,8 +21,8 @@ def log_sigmoid(t: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     Example:
         >>> [round(float(log_sigmoid(jnp.float32(t))), 4) for t in (-1000.0, 0.0, 1000.0)]
         [-1000.0, -0.6931, 0.0]
-        >>> zero, slope = jnp.float32(0.0), jax.grad(log_sigmoid)
-        >>> float(slope(zero)), float(jax.grad(slope)(zero))
+        >>> zero, gradient = jnp.float32(0.0), jax.grad(log_sigmoid)
+        >>> float(gradient(zero)), float(jax.grad(gradient)(zero))
         (0.5, -0.25)
     """
     return jnp.minimum(t, 0.0) - jnp.log1p(jnp.exp(-jnp.abs(t)))
