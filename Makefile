@@ -38,7 +38,7 @@ test: check
 # mutual TLS, a Ray cluster, runs, devices, a browser.
 test-processes: $(READY)
 	$(BIN)/pytest -m "processes and not slow" tests/deploy tests/engines tests/cli tests/sweeps \
-		tests/report tests/test_imports.py
+		tests/report tests/core/test_compiling.py tests/test_imports.py
 
 # Tests compile for the moment. Where programs run for minutes, they are optimised as users' are.
 LONG := tests/reproductions tests/estimators tests/algorithms/test_marginal_coverage.py

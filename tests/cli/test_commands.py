@@ -1,7 +1,6 @@
 """Lists, reproductions, and what every command shares."""
 
 import json
-import os
 import subprocess
 import sys
 from types import ModuleType
@@ -10,7 +9,6 @@ import plotly.graph_objects as go
 import pytest
 
 from command_line import call
-from covey.cli import compiling
 from covey.cli.consoles import show_warning
 from reproductions import EXPERIMENTS
 from reproductions.result import Claim, Experiment, Row
@@ -87,29 +85,3 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "reproduce" in done.stdout
-
-
-def test_compiled_programs_are_kept_where_the_user_says(tmp_path, monkeypatch):
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.setenv("COVEY_CACHE_DIR", str(tmp_path))
-    compiling.keep_programs()
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "jax")
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    compiling.keep_programs()
-    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "elsewhere"
-
-
-def test_fits_are_compiled_quickly_where_xla_is_known(monkeypatch):
-    monkeypatch.delitem(sys.modules, "jax")
-    monkeypatch.setenv("XLA_FLAGS", "of the user")
-    compiling.compile_quickly()
-    assert os.environ["XLA_FLAGS"] == "of the user"
-    monkeypatch.delenv("XLA_FLAGS")
-    monkeypatch.setattr(compiling, "version", lambda name: "0.99.0")  # may not know the flags
-    compiling.compile_quickly()
-    assert "XLA_FLAGS" not in os.environ
-    monkeypatch.undo()
-    monkeypatch.delitem(sys.modules, "jax")
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    compiling.compile_quickly()
-    assert "optimization_level" in os.environ.pop("XLA_FLAGS")

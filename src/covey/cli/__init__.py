@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from covey.cli import (
-    compiling,
     demonstrating,
     deploy_demo,
     deploying,
@@ -25,6 +24,7 @@ from covey.cli import (
     sweeping,
 )
 from covey.cli.consoles import console, show_warning
+from covey.core.compiling import keep_programs
 
 app = typer.Typer(
     name="covey",
@@ -76,7 +76,7 @@ def main() -> None:
     """The entry point."""
     stopping.end_on_signals()
     warnings.showwarning = show_warning
-    compiling.keep_programs()
+    keep_programs()
     app()
 
 

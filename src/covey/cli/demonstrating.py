@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from covey.cli.compiling import compile_quickly
 from covey.cli.consoles import console, mistakes_in_one_line
+from covey.core.compiling import compile_quickly
 
 if TYPE_CHECKING:
     import pandas as pd

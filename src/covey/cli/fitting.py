@@ -7,8 +7,8 @@ import typer
 from rich.text import Text
 
 from covey.cli import stopping
-from covey.cli.compiling import compile_quickly
 from covey.cli.consoles import code_of, console, mistakes_in_one_line, tell_of_stop
+from covey.core.compiling import compile_quickly
 
 if TYPE_CHECKING:
     import pandas as pd

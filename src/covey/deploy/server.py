@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from covey.core import atomic_files, protocol
+from covey.core.compiling import compile_quickly
 from covey.data.roster import Roster, of_sites, spec_as_text
 from covey.deploy import status as statuses
 from covey.deploy.greeting import Greeter, StudyRefusedError
@@ -232,6 +233,7 @@ def _publish(run: "Run", outcome: Outcome, greeter: Greeter, agreed: Agreed) -> 
 def _plan_of(study: Study) -> Plan:
     """The plan of this kind of study. A job is one study: the other kind is not imported."""
     if study.kind == "fit":
+        compile_quickly()
         from covey.deploy.fit_plan import FitPlan
 
         return FitPlan(study)

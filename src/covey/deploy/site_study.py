@@ -20,6 +20,7 @@ from jaxtyping import Array, Key
 from covey.core import atomic_files, keys
 from covey.core.algorithm import Plan
 from covey.core.cohort import full
+from covey.core.compiling import compile_quickly
 from covey.core.shard import Shard, bucket_size
 from covey.data.federated import SPLITS, Split
 from covey.data.roster import spec_from
@@ -316,6 +317,7 @@ def _part_of(study: Study) -> Callable[..., Part]:
     which saves a second of its start.
     """
     if study.kind == "fit":
+        compile_quickly()
         from covey.deploy.fit_part import FitPart
 
         return FitPart

@@ -1,4 +1,4 @@
-"""How commands compile: programs are kept between them, and those of fits are compiled quickly."""
+"""How processes compile: programs are kept between commands, those of fits compile quickly."""
 
 import os
 import sys
@@ -27,8 +27,11 @@ def keep_programs() -> None:
 
 
 def compile_quickly() -> None:
-    """For commands that compile more than they compute. Flags of the user win."""
-    if "jax" in sys.modules or "XLA_FLAGS" in os.environ:
+    """For a process that compiles more than it computes. Flags of the user win. XLA reads its flags
+    when JAX looks for devices, before its first array: later this changes nothing.
+    """
+    if "XLA_FLAGS" in os.environ or not version("jaxlib").startswith(_KNOWN):
         return
-    if version("jaxlib").startswith(_KNOWN):
+    backends = sys.modules.get("jax._src.xla_bridge")
+    if backends is None or not backends.backends_are_initialized():
         os.environ["XLA_FLAGS"] = _QUICK
