@@ -94,7 +94,8 @@ def test_separated_classes_are_told():
     with pytest.warns(UserWarning, match=told):  # predictions are as wrong as the estimates
         run = fit(models.logistic(), separated())
     with pytest.warns(UserWarning, match=told):
-        _ = run.posterior.shared.law
+        law = run.posterior.shared.law
+    assert "weights[age]" in law.separated
 
 
 @pytest.mark.slow

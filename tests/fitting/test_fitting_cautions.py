@@ -149,6 +149,30 @@ REFUSED = {
         "'bp' is the outcome and a predictor of it",
     ),
     "a constant": ("bp ~ age + c + (1 | site)", everywhere(c=2.0), {}, "'c' is 2 in all rows"),
+    "no success": (
+        "p(none, trials) ~ age + (1 | site)",
+        everywhere(none=0),
+        {},
+        r"the outcome p\(none, trials\) has no successes at any site",
+    ),
+    "no failure": (
+        "cbind(trials, none) ~ age + (1 | site)",
+        everywhere(none=0),
+        {},
+        r"the outcome cbind\(trials, none\) has no failures at any site",
+    ),
+    "a coefficient per row": (
+        "bp ~ age + chol + w + trials + falls + (1 | site)",
+        {site: table.head(2) for site, table in tables().items() if site != "zug"},
+        {},
+        "has 6 coefficients, and all sites together have 6 complete rows: more rows",
+    ),
+    "a coefficient per row, without priors": (
+        "y ~ age + chol + w + trials + falls + (1 | site)",
+        {site: table.iloc[[0]] for site, table in tables().items()},
+        {"estimate": "ml"},
+        "has 6 coefficients.* 4 .*or use estimate='posterior'",
+    ),
 }
 
 
@@ -189,6 +213,19 @@ WARNED = {
         "bp ~ y + (1 | site)",
         tables(y=lambda zug: zug.y + 1),
         "'y' is 0 or 1 at site 'bern' and 1 or 2 at site 'zug'",
+    ),
+    "orders of levels that contradict each other": (
+        "bp ~ grade + (1 | site)",
+        {
+            site: one.assign(
+                grade=pd.Categorical(
+                    np.resize(["low", "high"], 40),
+                    ["high", "low"] if site == "zug" else ["low", "high"],
+                )
+            )
+            for site, one in tables().items()
+        },
+        "'grade' has the order 'low', 'high' at site 'bern' and 'high', 'low' at site 'zug'",
     ),
     "a slope of years": (
         "bp ~ year + (1 + year | site)",

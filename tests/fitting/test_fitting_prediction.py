@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
 from covey.fitting.design import Design
-from covey.fitting.prediction import Draws, effects_of_a_new_site, predicted
+from covey.fitting.prediction import Draws, effects_of_a_new_site, predicted, sites_of
+from covey.fitting.tables import Table
 from covey.fitting.terms import Terms
 
 DESIGN = Design(
@@ -101,3 +103,13 @@ def test_effects_of_a_new_site_have_the_covariance_of_the_population():
     # Entries of a sample covariance: four standard errors.
     error = np.sqrt((exact**2 + np.outer(np.diag(exact), np.diag(exact))) / 20000)
     assert (np.abs(np.cov(found.T) - exact) < 4 * error).all()
+
+
+def test_rows_of_another_site_than_the_user_names_are_told():
+    table = Table("new", pd.DataFrame({"site": ["a", "b", "a", ""]}))
+    known, kept = ["a", "b"], np.arange(4)
+    with pytest.warns(UserWarning, match="site is b in 1 of the rows, and client='a' says other"):
+        of = sites_of(table, "site", kept, known, "a")
+    np.testing.assert_array_equal(of["a"], kept)
+    agreeing = sites_of(table, "site", np.array([0, 2, 3]), known, "a")
+    np.testing.assert_array_equal(agreeing["a"], np.arange(3))

@@ -15,17 +15,12 @@ from covey.deploy.fit_rows import description_of, statistics_of
 from covey.deploy.plan import Outcome, Program
 from covey.deploy.study import Study
 from covey.fitting.cautions import collected, warn_of, warn_of_rows
+from covey.fitting.checks import check_sums
 from covey.fitting.combination import combine
 from covey.fitting.description import Description
 from covey.fitting.design import Design
 from covey.fitting.methods import check_method, found_by, method_of
-from covey.fitting.priors import (
-    LogPrior,
-    check_constants,
-    check_slopes,
-    chosen_priors,
-    printed,
-)
+from covey.fitting.priors import LogPrior, chosen_priors, printed
 from covey.fitting.result import Fit
 from covey.fitting.terms import Terms
 from covey.runs.schedule import RunOptions
@@ -69,8 +64,7 @@ class FitPlan:
         assert design is not None
         each = {name: statistics_of(one["statistics"]) for name, one in said.items()}
         total = reduce(add, each.values())
-        check_slopes(design, total, list(said))
-        check_constants(design, total)
+        check_sums(design, total, list(said), estimate=self._fit["estimate"])
         # Digests of rows stay at the sites: small tables could be guessed from them.
         self._notes += warn_of_rows(design, self._described, each, {})
         chosen = chosen_priors(design, total, self._fit.get("priors"))

@@ -11,6 +11,7 @@ from functools import reduce
 from operator import add
 from statistics import median
 
+from covey.fitting.combination import order_of
 from covey.fitting.description import Description, Moments
 from covey.fitting.design import Design
 from covey.fitting.expressions import names_of
@@ -143,7 +144,11 @@ def warn_of(
                 f"{name!r} is {value:g} in {count} row{'s' * (count > 1)} of site {one.site!r}, "
                 "far from all other values: leave it empty where it stands for a missing value"
             )
-    said += [*_levels_of_one_site(descriptions), *_levels_apart(descriptions)]
+    said += [
+        *_levels_of_one_site(descriptions),
+        *_levels_apart(descriptions),
+        *_orders_apart(descriptions),
+    ]
     return [*_warned(said), *_read_as_nested(descriptions, formula)]
 
 
@@ -185,6 +190,22 @@ def _levels_apart(descriptions: Sequence[Description]) -> Iterator[str]:
                     "the same way?"
                 )
                 break
+
+
+def _orders_apart(descriptions: Sequence[Description]) -> Iterator[str]:
+    """Categoricals whose orders contradict each other: the first level is the reference."""
+    for name in dict.fromkeys(name for one in descriptions for name in one.categories):
+        orders: dict[tuple[str, ...], str] = {}
+        for one in descriptions:
+            if name in one.categories:
+                orders.setdefault(one.categories[name], one.site)
+        if order_of(orders) is None:
+            (first, site), (second, other) = list(orders.items())[:2]
+            yield (
+                f"{name!r} has the order {_some(first)} at site {site!r} and {_some(second)} at "
+                f"site {other!r}: its levels are taken in the order of the alphabet, and the first "
+                "of them is the reference"
+            )
 
 
 def _some(levels: Sequence[object]) -> str:

@@ -223,7 +223,7 @@ def _kinds(descriptions: Sequence[Description]) -> dict[str, str]:
 
 def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
     """The union of the levels of all sites, in their order."""
-    orders = {one.categories[name] for one in descriptions if name in one.categories}
+    order = order_of(one.categories[name] for one in descriptions if name in one.categories)
     seen: dict[Any, str] = {}
     for one in descriptions:
         for level, _ in one.levels.get(name, ()):
@@ -242,10 +242,25 @@ def _levels(descriptions: Sequence[Description], name: str) -> list[Level]:
     if len(seen) < 2:
         one = f"one level, {next(iter(seen))!r}," if seen else "no level"
         raise ValueError(f"the factor {name!r} has {one} in all tables together; leave it out")
-    if len(orders) == 1:
-        order: list[Level] = [level for level in orders.pop() if level in seen]
-        return order + sorted(level for level in seen if level not in order)
-    return sorted(seen)
+    known: list[Level] = [level for level in order or () if level in seen]
+    return known + sorted(level for level in seen if level not in known)
+
+
+def order_of(orders: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The longest order of levels, which all others keep to; None where one does not.
+
+    Args:
+        orders: Levels in the order of each site that has one.
+
+    Example:
+        >>> order_of([("low", "high"), ("low", "middle", "high")])
+        ('low', 'middle', 'high')
+        >>> order_of([("low", "high"), ("high", "low")])
+    """
+    different = set(orders)
+    longest = max(different, key=len, default=())
+    kept = (tuple(level for level in longest if level in one) == one for one in different)
+    return longest if all(kept) else None
 
 
 def _check_many(name: str, levels: Iterable[Level], rows: int) -> None:

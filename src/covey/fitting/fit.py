@@ -12,19 +12,13 @@ import pandas as pd
 
 from covey.data.federated import FederatedData
 from covey.fitting.cautions import collected, warn_of, warn_of_rows
+from covey.fitting.checks import check_sums
 from covey.fitting.combination import combine
 from covey.fitting.description import RULES, Description, Missing, describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import Estimate, check_method, found_by, method_of
-from covey.fitting.priors import (
-    LogPrior,
-    Statistics,
-    check_constants,
-    check_slopes,
-    chosen_priors,
-    printed,
-)
+from covey.fitting.priors import LogPrior, Statistics, chosen_priors, printed
 from covey.fitting.tables import Place, Table, read_tables
 from covey.fitting.tables_again import outcome_name
 from covey.fitting.terms import Terms
@@ -184,8 +178,7 @@ def fit_tables(
     digests = {name: one.digest for name, one in rows.items()}
     each = {name: Statistics.of(design, one) for name, one in rows.items()}
     statistics = reduce(add, each.values())
-    check_slopes(design, statistics, list(tables))
-    check_constants(design, statistics)
+    check_sums(design, statistics, list(tables), estimate=estimate)
     notes += warn_of_rows(design, described, each, digests)
     chosen = chosen_priors(design, statistics, priors)
     prior = LogPrior.of(design, statistics, chosen)

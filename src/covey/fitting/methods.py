@@ -190,6 +190,7 @@ def _of_marginal(run: "Run", terms: Terms) -> Found:
         "aic": law.aic,
         "bic": law.bic,
         "settled": law.settled,
+        "separated": bool(law.separated),
         "k_hat": law.k_hat,
         "ess": law.effective_draws,
     }

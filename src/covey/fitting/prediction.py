@@ -1,5 +1,6 @@
 """Predictions from draws of the parameters, in NumPy: means and quantiles by row."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from scipy import special
 
 from covey.fitting.design import OFFSET, TOTALS, Design
 from covey.fitting.families import LINKS
+from covey.fitting.tables import Site, Table, sites_in, word
 from covey.fitting.terms import Terms
 
 _BISECTIONS = 40
@@ -254,6 +256,51 @@ def _quantiles(
                 break
         found.append(above)
     return np.column_stack(found)
+
+
+def sites_of(
+    table: Table,
+    column: str | None,
+    kept: np.ndarray,
+    known: Sequence[str],
+    client: Site | None = None,
+) -> dict[Site | None, np.ndarray]:
+    """Which of the rows belong to which site, by their index; None is a new site.
+
+    Args:
+        table: New rows.
+        column: The column that names the sites; None where a fit has no effects of sites.
+        kept: Rows that are predicted.
+        known: The sites of the fit.
+        client: The site of all rows, if the user names one. A column that says otherwise is
+            warned of.
+    """
+    every = np.arange(len(kept))
+    if column is None or column not in table.frame:
+        return {client: every}
+    words = sites_in(table, column)
+    names = np.array([words[row] or "none" for row in kept], str)
+    if client is not None:
+        others = sorted({*names.tolist()} - {"none", word(client)})
+        if others:
+            count = int(np.isin(names, others).sum())
+            warnings.warn(
+                f"{column} is {', '.join(others[:3])} in {count} of the rows, and "
+                f"client={client!r} says otherwise: all are predicted as rows of {client!r}; leave "
+                f"client out to predict each row as its {column} says",
+                stacklevel=3,
+            )
+        return {client: every}
+    new = ~np.isin(names, known)
+    if new.any():
+        others = sorted(set(names[new].tolist()))
+        warnings.warn(
+            f"{column} is {', '.join(others[:3])} in {int(new.sum())} of the rows, which is no "
+            "site of this fit: they are predicted as rows of a new site",
+            stacklevel=3,
+        )
+    of = {name: every[names == name] for name in known} | {None: every[new]}
+    return {name: index for name, index in of.items() if len(index)}
 
 
 def probabilities_of(intervals: Sequence[float]) -> list[float]:

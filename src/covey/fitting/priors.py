@@ -6,7 +6,7 @@ sites, as in rstanarm and brms: an intercept at age 0 says little.
 
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -310,36 +310,3 @@ def printed(priors: Mapping[str, Prior]) -> dict[str, str]:
         priors: By term.
     """
     return {name: str(prior) for name, prior in priors.items()}
-
-
-def check_slopes(design: Design, statistics: Statistics, sites: Sequence[str]) -> None:
-    """An error for a random slope of a column that varies inside no site.
-
-    Args:
-        design: The design.
-        statistics: Sums over sites.
-        sites: Their names, for the message.
-    """
-    for name in design.slopes:
-        if not statistics.varies[name]:
-            raise ValueError(
-                f"a random slope of {name!r} cannot be fitted: it has one value in all rows of "
-                f"each of the {len(sites)} sites, so that its effect cannot be told from the "
-                "intercept's; take it out of the bar term"
-            )
-
-
-def check_constants(design: Design, statistics: Statistics) -> None:
-    """An error for a column that has one value in all rows: the intercept says it already.
-
-    Args:
-        design: The design.
-        statistics: Sums over sites.
-    """
-    for name in design.columns if design.intercept else ():
-        one = statistics.columns[name]
-        if one.count > 1 and one.squares <= 1e-20 * one.count * one.mean**2:
-            raise ValueError(
-                f"{name!r} is {one.mean:g} in all rows of all sites, so that its effect cannot be "
-                "told from the intercept; leave it out"
-            )

@@ -22,10 +22,11 @@ from covey.fitting.prediction import (
     effects_of_a_new_site,
     predicted,
     probabilities_of,
+    sites_of,
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Site, Table, read_table, sites_in, word
+from covey.fitting.tables import Place, Site, Table, read_table, word
 from covey.fitting.tables_again import tables_again
 from covey.fitting.terms import Terms
 
@@ -269,7 +270,10 @@ class Fit:
             )
         wanted = probabilities_of(intervals)
         means, quantiles = np.zeros(len(rows.x)), np.zeros((len(rows.x), len(wanted)))
-        for site, of in self._sites_of(read, rows.kept, client).items():
+        has_effects = bool(Terms.of(self.design).effects or self.design.group)
+        column = self.design.client if has_effects else None
+        of_site = sites_of(read, column, rows.kept, self.clients, client)
+        for site, of in of_site.items():
             labels = None if rows.labels is None else rows.labels[of]
             means[of], quantiles[of] = predicted(
                 self.design, rows.x[of], self.draws_for(site), wanted, labels
@@ -278,28 +282,6 @@ class Fit:
         if isinstance(table, pd.DataFrame):
             found.index = table.index
         return found
-
-    def _sites_of(
-        self, table: Table, kept: np.ndarray, client: Site | None
-    ) -> dict[Site | None, np.ndarray]:
-        """Which of the rows are of which site, by their index; None is a new site."""
-        every = np.arange(len(kept))
-        column = self.design.client
-        has_effects = bool(Terms.of(self.design).effects or self.design.group)
-        if client is not None or column is None or column not in table.frame or not has_effects:
-            return {client: every}
-        words = sites_in(table, column)
-        names = np.array([words[row] or "none" for row in kept], str)
-        known = {name: every[names == name] for name in self.clients}
-        new = ~np.isin(names, self.clients)
-        if new.any():
-            others = sorted(set(names[new].tolist()))
-            warnings.warn(
-                f"{column} is {', '.join(others[:3])} in {int(new.sum())} of the rows, which is no "
-                "site of this fit: they are predicted as rows of a new site",
-                stacklevel=3,
-            )
-        return {name: of for name, of in (known | {None: every[new]}).items() if len(of)}
 
     def fitted(self) -> pd.DataFrame:
         """Predictions for the training rows, which stay with their sites.

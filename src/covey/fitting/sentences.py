@@ -127,7 +127,12 @@ def _traffic(traffic: dict, method: str) -> list[str]:
 def _trust(fit: "Fit") -> list[str]:
     known = fit.found.diagnostics
     said = []
-    if known.get("settled") is True:
+    if known.get("separated"):
+        said.append(
+            "The likelihood has NO maximum, some columns predict the outcome without error: do not "
+            "use estimates and standard errors of these terms."
+        )
+    elif known.get("settled") is True:
         said.append("The maximum was found.")
     elif known.get("settled") is False:
         said.append("The maximum was NOT found: do not use these numbers.")

@@ -151,6 +151,7 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
         parameters=len(spread),
         rows=int(state.rows),
         settled=bool(state.settled),
+        separated=tuple(_runaways(settings, state, spec)),
     )
     curvature, axes = np.linalg.eigh(np.asarray(state.climb.curvature, float))
     flat = np.asarray(state.climb.frame, float) @ axes[:, curvature <= 0.5]

@@ -56,6 +56,7 @@ class Law(NamedTuple):
         parameters: Number of parameters.
         rows: Number of training rows.
         settled: Whether the maximum was found.
+        separated: Coefficients that run away because the likelihood has no maximum.
         tied: Names of deviations of effects that are estimated as depending on others.
         infinite: Names of shapes that are estimated as infinite.
         sample: The weighted points of the posterior; None for "ml" and "reml".
@@ -73,6 +74,7 @@ class Law(NamedTuple):
     parameters: int
     rows: int
     settled: bool
+    separated: tuple[str, ...] = ()
     tied: tuple[str, ...] = ()
     infinite: tuple[str, ...] = ()
     sample: Weighted | None = None
