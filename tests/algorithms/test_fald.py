@@ -387,5 +387,5 @@ def test_bad_options(options, message):
 
 def test_a_prior_counts_once():
     own = MODEL._replace(log_prior=lambda theta: -0.5 * jnp.sum(theta.weight**2))
-    with pytest.raises(ValueError, match="linear has a prior of its own"):
+    with pytest.raises(ValueError, match="linear has its own prior"):
         fald(own, step_size=1e-3, prior=1.0)

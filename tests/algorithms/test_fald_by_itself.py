@@ -143,7 +143,7 @@ def test_too_many_parameters_and_clipping_need_a_step_size():
     wide = {"a": (np.zeros((3, 400)), np.zeros(3)), "b": (np.ones((2, 400)), np.ones(2))}
     with pytest.raises(ValueError, match=r"401 parameters.*up to 300; give step_size="):
         covey.run(covey.fald(models.linear()), FederatedData.from_clients(wide), seed=0)
-    with pytest.raises(ValueError, match=r"clip=1 needs a step_size of your own"):
+    with pytest.raises(ValueError, match=r"clip=1 needs a given step_size="):
         covey.fald(models.linear(), clip=1.0)
 
 

@@ -133,5 +133,5 @@ def test_bad_options(options, message):
 def test_rows_and_models_that_do_not_fit():
     with pytest.raises(ValueError, match=r"server_rows has shape \(50, 2\), and rows of clients"):
         fit(fedbe(models.linear(), server_rows=ROWS[:, :2]), 1)
-    with pytest.raises(ValueError, match="fedbe distils classes and numbers, and poisson predicts"):
+    with pytest.raises(ValueError, match="labels and numeric outcomes, and poisson predicts"):
         fit(fedbe(models.poisson(), server_rows=ROWS), 1, COUNTS)

@@ -307,7 +307,7 @@ def test_a_run_that_diverges_names_the_memory_rate():
     with pytest.raises(Diverged, match=r"memory_rate=0.5, and a channel with the bound omega"):
         covey.run(method, mixture_data(), rounds=100, seed=2, channel=rand_k(k=1))
     down = em(tied()).broadcast(em(tied()).init(jax.random.key(0), mixture_data().spec))
-    assert "em keeps no memories" in em(tied()).hooks.diagnose(down, None)
+    assert "em has no memories" in em(tied()).hooks.diagnose(down, None)
 
 
 @functools.cache

@@ -249,7 +249,7 @@ def test_some_clients_per_round(data):
         ),
         (
             lambda: covey.fedpop(models.mixed_linear(), average=0.5, centred=False),
-            r"average=, centred= belongs to settings by hand; give step_size=",
+            r"average=, centred= needs a given step_size=; give both",
         ),
         (
             lambda: covey.fedpop(

@@ -251,7 +251,7 @@ def test_body_and_head_start_as_one_network():
 @pytest.mark.parametrize("make", [fedrep, fedper])
 def test_a_prior_is_not_dropped_in_silence(make):
     model = models.linear_map(effects=2)._replace(log_prior=lambda phi: -jnp.sum(phi**2))
-    with pytest.raises(ValueError, match="cannot use the prior that linear_map brings; use fedpop"):
+    with pytest.raises(ValueError, match="cannot use the prior of linear_map; use fedpop"):
         make(model)
 
 

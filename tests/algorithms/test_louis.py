@@ -18,7 +18,7 @@ from covey.models.effects import Correlated, Gaussian
 from fedpop_problem import log_marginal
 
 # At the values that made the data, not at maxima.
-pytestmark = pytest.mark.filterwarnings("ignore:fedpop. the fit is not there yet")
+pytestmark = pytest.mark.filterwarnings("ignore:fedpop. the fit has not converged")
 NOISE = 0.7
 MODEL = models.mixed_linear(scale=NOISE, slopes=(0,))
 JOINT = joint_of(MODEL, None)
@@ -111,9 +111,9 @@ def test_a_fit_that_is_not_there_yet_is_told(theta):
     for name, (x, y) in clients(4).items():
         made[name] = (x[:, :1], y)
     at = Population(Linear(jnp.array([3.0]), jnp.zeros(())), Gaussian(jnp.zeros(1), jnp.log(0.5)))
-    with pytest.warns(UserWarning, match=r"not there yet.*change weights\[0\] by") as said:
+    with pytest.warns(UserWarning, match=r"has not converged.*change weights\[0\] by") as said:
         law = fitted(at, made, joint, phi_prior=0.2)
-    text = next(str(one.message) for one in said if "not there yet" in str(one.message))
+    text = next(str(one.message) for one in said if "has not converged" in str(one.message))
     step = float(text.partition(" by ")[2].split()[0]) * float(law.error["weights"][0])
     information, score = np.eye(2) / 0.2**2, np.array([-3.0, 0.0]) / 0.2**2
     for x, y in made.values():

@@ -92,7 +92,7 @@ def log_prior_of(name: str, model: Model, prior: int | float | LogPrior | None) 
     if prior is None:
         return model.log_prior
     if model.log_prior is not None:
-        raise ValueError(f"{name}: {model.name} has a prior of its own; leave prior= out")
+        raise ValueError(f"{name}: {model.name} has its own prior; leave prior= out")
     if callable(prior):
         return prior
     if not prior > 0:
@@ -107,7 +107,7 @@ def empty_ring(size: int, theta: PyTree) -> Ring:
 
 
 def recorded(ring: Ring, theta: PyTree, due: Bool[Array, ""]) -> Ring:
-    """The ring with one draw more where it is due; the oldest makes room.
+    """The ring with a new draw, where one is due, in place of the oldest.
 
     Example:
         >>> ring = empty_ring(2, jnp.zeros((1,)))

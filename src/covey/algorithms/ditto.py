@@ -76,6 +76,9 @@ def ditto(
 
     Reference: Li, Hu, Beirami and Smith (2021), Ditto: fair and robust federated learning through
     personalization, algorithm 1.
+
+    Departures from the paper: clients count by their rows unless `weighting="equal"`, any Optax
+    optimiser may take the steps, and an unseen client trains v_i for `adapt_epochs` passes.
     """
     need(model, Model, "ditto")
     if not 0 <= proximal < math.inf:

@@ -28,7 +28,7 @@ def em(
         step_size: Step of the server's statistics (gamma), as in `fedem`. Default 1.
         decay: Steps fall like step_size / (k + 1)^decay. Default 0, constant steps.
         batch_size: Rows per client and round. Default: all rows.
-        weighting: "rows" counts every row alike, "equal" every client.
+        weighting: "rows" counts every row equally, "equal" every client.
 
     Returns:
         A method for `covey.run`.
@@ -43,6 +43,9 @@ def em(
 
     Reference: Dempster, Laird and Rubin (1977), Maximum likelihood from incomplete data via the EM
     algorithm; the naive compressed form is the baseline of Dieuleveut et al. (2021), section 2.
+
+    Departures from the papers: none with the default options; step sizes below one, their decay and
+    minibatches are those of `fedem`.
     """
     method = fedem(
         model,

@@ -100,13 +100,13 @@ def fald(
     devices, with `cohort.weighted(S)` its scheme I, with `cohort.uniform(S)` and clients of equal
     size its scheme II. K = 1, rho = 0 and all clients is SGLD.
 
-    By default everything is found out before the first round, from sums over clients: the mode m of
-    the posterior and the Hessian S^-T S^-1 of f there, by Newton's method in about ten rounds. The
-    chains walk in u, theta = m + S u, where the posterior is nearly a standard Gaussian, with
+    By default all settings are determined before the first round, from sums over clients: the mode
+    m of the posterior and the Hessian S^-T S^-1 of f there, by Newton's method in about ten rounds.
+    The chains walk in u, theta = m + S u, where the posterior is nearly a standard Gaussian, with
     eta = 0.2, rho = 1 and the temperature tau (1 - eta / 2), with which the steps have the right
-    variance on a Gaussian. Clients keep gradients and curvatures at the mode in common
+    variance on a Gaussian. Clients have gradients and curvatures at the mode in common
     (`covey.models.whitened`), and K is the largest of 10, 4, 2 and 1 with which their drift moves
-    no mean by more than 0.05 standard deviations. Such a run needs no number of rounds. A given
+    no mean by more than 0.05 standard deviations. Such a run needs no `rounds=`. A given
     step_size takes the paper's algorithm as it is.
 
     No step is rejected: the law of the chains differs from pi by O(eta), and by how far clients
@@ -126,7 +126,7 @@ def fald(
             models have one, counts once.
         step_size: Step size of the Langevin steps, on the scale of the parameters squared (eta).
             A tenth of the smallest posterior variance is a start; the bias falls with it. Default:
-            found out from the data, for models of up to 300 parameters.
+            determined from the data, for models of up to 300 parameters.
         local_steps: Langevin steps of a client per round (K). More save rounds, and bias the
             posterior where clients differ; `run.posterior.shared` warns of it. Default: chosen by
             the drift of clients, or 10 with a given step size.
@@ -276,12 +276,12 @@ def sampler(
 
 
 def _check_free(given: dict[str, float | None]) -> None:
-    """An error for options that make no sense where step sizes are looked for."""
+    """An error for options that need a given step size."""
     for name, value in given.items():
         if value:
             raise ValueError(
-                f"fald: {name}={value:g} needs a step_size of your own: without one fald looks for "
-                "it, which no privacy budget accounts for, and starts its chains apart"
+                f"fald: {name}={value:g} needs a given step_size=: without it fald determines one "
+                "from the data, which no privacy budget accounts for, and starts its chains apart"
             )
 
 

@@ -1,4 +1,4 @@
-"""FA-LD's settings, found out from the data: coordinates, step size, local steps."""
+"""FA-LD's settings, determined from the data: coordinates, step size, local steps."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -29,7 +29,7 @@ Make: TypeAlias = Callable[[Model, Model, LogPrior | None, Walk], Algorithm]
 
 
 class Wanted(NamedTuple):
-    """What was asked for; None is to be found out."""
+    """The options that the user gave; None is determined from the data."""
 
     local_steps: int | None
     temperature: float
@@ -38,14 +38,14 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found out: the mode, and how many local steps to take."""
+    """The result of the preparation: the mode, and the count of local steps."""
 
     mode: Mode
     local_steps: Int[Array, ""]
 
 
 class Trial(NamedTuple):
-    """What clients are sent to try some local steps: coordinates, and chains in them."""
+    """The broadcast by which clients try some local steps: coordinates, and chains in them."""
 
     mode: Mode
     down: Down
@@ -59,7 +59,7 @@ def by_itself(
     Args:
         model: Log-likelihood of the rows.
         log_prior: -U; None is flat.
-        wanted: What was asked for.
+        wanted: The options that the user gave.
         walk: How clients walk, but for its steps and correlation.
         make: Makes the method.
 

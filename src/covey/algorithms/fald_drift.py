@@ -1,4 +1,4 @@
-"""How far clients drift apart in their local steps, and what that does to FA-LD's posterior.
+"""The drift of clients in their local steps, and its effect on FA-LD's posterior.
 
 Between two synchronisations client c walks with the gradient of its own f^c. At the end of a round
 the mean of these gradients, each where its client has come to, differs from the gradient of f at
@@ -23,7 +23,7 @@ from covey.kernels.langevin_chains import each_chain
 POINTS = 32  # where the drift is measured before a run, with noise that all clients share
 _DRAWS = 256  # where it is measured after a run: the clients' own noise averages out
 LARGEST = 0.1  # shift of a mean, in standard deviations, or change of one, without a warning
-_FAR = 1e6  # where chains are taken to have run away
+_FAR = 1e6  # where chains are taken to have diverged
 _FULL = 300  # parameters up to which the whole covariance of the draws is used
 _FEWEST = 50  # draws, for their covariance to mean something
 
@@ -40,7 +40,7 @@ class Ends(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """What drift does to the posterior, by parameter.
+    """The effect of drift on the posterior, by parameter.
 
     Attributes:
         shift: Of the mean, in standard deviations.
@@ -72,7 +72,7 @@ def gradients(gradient: Gradient, key: Key[Array, ""], down: Down, data: Shard) 
 
 
 def _bounded(tree: PyTree) -> PyTree:
-    """Chains that have run away, as far away: a finite answer that tells of them."""
+    """Chains that have diverged, as far away: a finite answer that shows it."""
     return jax.tree.map(lambda leaf: jnp.clip(jnp.nan_to_num(leaf, nan=_FAR), -_FAR, _FAR), tree)
 
 
@@ -89,7 +89,7 @@ def effect(
     mean: Float[np.ndarray, " d"],
     root: Float[np.ndarray, "d d"],
 ) -> Drift:
-    """What a pull b does to a posterior with this mean and covariance root root'.
+    """The effect of a pull b on a posterior with this mean and covariance root root'.
 
     For a Gaussian of unit variances in z a pull b moves the mean by b, and one with derivative s
     along z adds s to the precision.

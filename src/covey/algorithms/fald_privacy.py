@@ -1,4 +1,4 @@
-"""What a round of FA-LD with clipped gradients reveals of one row (theorem G.3), for a ledger."""
+"""The information about one row in a round of FA-LD with clipped gradients, for a ledger."""
 
 import math
 import warnings

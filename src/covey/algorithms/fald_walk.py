@@ -1,4 +1,4 @@
-"""A client's part of FA-LD: Langevin steps on its rows."""
+"""A client's side of FA-LD: Langevin steps on its rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -77,8 +77,8 @@ def weighted_walk(
     start: PyTree,
     common: Callable[[PyTree], PyTree],
 ) -> PyTree:
-    """Chains after Langevin steps on the energy of a client's rows times a weight, plus a part
-    that is known for all chains at once.
+    """Chains after Langevin steps on the energy of a client's rows times a weight, plus a term that
+    is known for all chains at once.
 
     Args:
         steps: Settings of the steps; their size does not fall.
@@ -88,7 +88,7 @@ def weighted_walk(
         batch_size: Rows per step, drawn without replacement; None takes all.
         weight: What the gradient of all rows is multiplied by.
         start: The chains before the first step, on the last axis.
-        common: (all chains) -> the other part of their gradients.
+        common: (all chains) -> the gradients of that term.
     """
     choose, noise = keys
     batch_of, rows = minibatches(data, batch_size, "fixed")

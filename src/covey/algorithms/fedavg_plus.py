@@ -66,6 +66,9 @@ def fedavg_plus(
 
     Reference: Jiang et al. (2019), Improving federated learning personalization via model agnostic
     meta learning; the row "FedAvg+" of Marfoq et al. (2021), which tunes for one epoch.
+
+    Departures from the papers: the optimiser of the fine-tuning may differ from that of the
+    training.
     """
     need(model, Model, "fedavg_plus")
     plan = local_work("fedavg_plus", batch_size=batch_size, epochs=tune_epochs, prefix="tune_")

@@ -88,7 +88,7 @@ def fedbe(
     how much clients disagree, which is not a posterior in the sense of Bayes' theorem.
 
     Args:
-        model: Model to train, from `covey.models`, of classes or of a number.
+        model: Model to train, from `covey.models`, of labels or of a numeric outcome.
         server_rows: Features of rows that the server has, without outcomes. Default: none.
         members: Models of the ensemble (M in the paper).
         distill_step: Longest step size of the distillation; it falls to a tenth and returns every
@@ -119,7 +119,7 @@ def fedbe(
     learning, algorithm 1.
 
     Departures from the paper: the ensemble has draws of the Gaussian only, as the server sees sums
-    over clients and not each client's model. A number is distilled by its mean.
+    over clients and not each client's model. A numeric outcome is distilled by its mean.
     """
     need(model, Model, "fedbe")
     check_weighting(weighting, "fedbe")
@@ -207,7 +207,7 @@ def drawn(key: Key[Array, ""], law: Law, count: int) -> PyTree:
 def ensemble_predictive(
     model: Model, members: PyTree, x: Shaped[Array, " rows *features"]
 ) -> Predictive:
-    """What the models predict together: the mixture with equal weights."""
+    """The ensemble's predictive distribution: the mixture with equal weights."""
     return mixture_of(jax.lax.map(lambda one: model.predictive(one, x), members))
 
 
@@ -224,7 +224,7 @@ def distillation_gradient(
             terms = student.log_prob(targets.mean[index])
         else:
             raise ValueError(
-                f"fedbe distils classes and numbers, and {model.name} predicts a "
+                f"fedbe distils labels and numeric outcomes, and {model.name} predicts a "
                 f"{type(student).__name__}; leave server_rows out to predict with the ensemble"
             )
         return -jnp.mean(terms)

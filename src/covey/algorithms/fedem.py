@@ -143,8 +143,8 @@ def fedem(
         batch_size: Rows per client and round. Default: all rows.
         oracle: How a minibatch is chosen: "sample" draws rows anew in each round, "stream" takes
             the next rows in storage order and starts again after the last.
-        weighting: "rows" counts every row alike, so that EM is that of the pooled rows; "equal"
-            counts every client alike (c_i = c = 1), as in the paper.
+        weighting: "rows" counts every row equally, so that EM is that of the pooled rows; "equal"
+            counts every client equally (c_i = c = 1), as in the paper.
 
     Returns:
         A method for `covey.run`.
@@ -159,7 +159,7 @@ def fedem(
         >>> run.state.theta.means.ravel().round(0).tolist()
         [-2.0, 2.0]
 
-    Departures from the paper: rows count alike by default; memories start at zero by default,
+    Departures from the paper: rows count equally by default; memories start at zero by default,
     which keeps the same invariant, needs no pass over the rows of absent clients and lets clients
     join late. A channel cannot carry the paper's uncompressed first exchange of V_i, which would
     cost 32 bits for each value and client; the warm-up of memory_init="first" takes its place.

@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 class Down(NamedTuple):
-    """U and V, the lines that this round is about, and alpha."""
+    """U and V, the lines that this round updates, and alpha."""
 
     factors: Factors
     part: LineBlock
@@ -70,7 +70,7 @@ class Observer(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """The client's state before the upload, the part that the upload is about, and alpha."""
+    """The client's state before the upload, the lines in the upload, and alpha."""
 
     observer: Observer
     part: LineBlock
@@ -131,9 +131,9 @@ def fedmissem(
             observations of one cell. Default: the sum over observers of their own largest count
             of one cell, which is always enough. A smaller value converges faster; it is doubled,
             up to that sum, whenever the objective rises.
-        lines_per_upload: Most rows or columns of the matrix that one upload is about, in the form
+        lines_per_upload: Largest number of rows or columns of the matrix in one upload, in the form
             "alternating". Default: all of the longer side, so that two rounds are one pass over
-            both. With fewer, each round is about the next lines: uploads are smaller and a pass
+            both. With fewer, each round updates the next lines: uploads are smaller and a pass
             takes more rounds. Only a lossy channel sends more than a round's own lines.
         step_size: Share of each step that is made (gamma); "svd" averages S by it. Default 1; use
             less with minibatches, partial participation or a lossy channel.

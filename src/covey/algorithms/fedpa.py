@@ -92,7 +92,7 @@ def fedpa(
     solver: Solver = "recursive",
     rank: int = 200,
 ) -> Algorithm:
-    """FedPA: clients sample their posteriors and send what corrects the average.
+    """FedPA: clients sample their posteriors and correct the average by their covariance.
 
     A product of Gaussian posteriors N(mu_i, Sigma_i) has its mode where a quadratic is least whose
     gradient is sum_i Sigma_i^-1 (theta - mu_i). Clients estimate that gradient from samples, and
@@ -110,7 +110,7 @@ def fedpa(
     sample and rho = 0. FedAvg's fixed point moves away from the mode as local steps grow; FedPA's
     moves closer. Sigma_i is never formed (`covey.kernels.shrinkage`). In the first `burn_in_rounds`
     rounds, as long as theta is far from the clients' posteriors, a client does as in FedAvg with as
-    many steps. Clients remember nothing, and the prior is flat.
+    many steps. Clients have no state, and the prior is flat.
 
     Samples of averaged iterates (`covey.kernels.iasg`) serve the correction. Their covariance is
     not that of a posterior: it follows the step size, the minibatches and the way to the optimum.
@@ -286,11 +286,11 @@ def _check_names(
 ) -> None:
     if isinstance(rho, str):
         if rho not in CHOSEN:
-            raise ValueError(f"fedpa: rho must be a number from 0 up, 'oas' or 'rblw', got {rho!r}")
+            raise ValueError(f"fedpa: rho must be at least 0, or 'oas' or 'rblw', got {rho!r}")
         if samples < 2:
             raise ValueError(
                 f"fedpa: rho={rho!r} is chosen from how samples differ; take samples=2 or more, or "
-                "give rho a number"
+                "give rho a value"
             )
     elif not (0 <= rho < float("inf")):
         raise ValueError(

@@ -70,6 +70,9 @@ def fedper(
 
     Reference: Arivazhagan, Aggarwal, Singh and Choudhary (2019), Federated learning with
     personalization layers, algorithms 1 and 2.
+
+    Departures from the paper: cohorts, other optimisers and equal weights are additions, and so is
+    the unseen client.
     """
     need(model, MixedModel, "fedper")
     return trained_together(

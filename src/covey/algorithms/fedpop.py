@@ -93,13 +93,13 @@ def fedpop(
 
     with w_i the inverse participation probability, or b / |A|, where b clients have a cohort A.
 
-    Without a `step_size` nothing is to be set: FedPop finds the maximum of the marginal likelihood
-    first, as `covey.marginal` does, starts there, draws the effects by `kernels.independence`, and
-    takes steps in units of standard errors, so that columns may have any units. The effects then
-    have mean zero, and phi are the coefficients of a typical client. A run without `rounds=` ends
-    once the Monte Carlo error of every estimate is below 0.03 standard errors. This is for Gaussian
-    effects, up to 10 of them, and up to 300 shared parameters; with the other options marked (step
-    size) below, a `step_size` must be given.
+    Without a `step_size` there is nothing to set: FedPop finds the maximum of the marginal
+    likelihood first, as `covey.marginal` does, starts there, draws the effects by
+    `kernels.independence`, and takes steps in units of standard errors, so that columns may have
+    any units. The effects then have mean zero, and phi are the coefficients of a typical client. A
+    run without `rounds=` ends once the Monte Carlo error of every estimate is below 0.03 standard
+    errors. This is for Gaussian effects, up to 10 of them, and up to 300 shared parameters; with
+    the other options marked (step size) below, a `step_size` must be given.
 
     A client predicts with the average over draws of its effects, made anew under the newest theta;
     one without rows draws them from p(z | beta).
@@ -113,11 +113,11 @@ def fedpop(
         model: Likelihood p(y | x, phi, z) with random effects, from `covey.models`:
             `mixed_linear`, `mixed_logistic`, `mixed_poisson`, a network cut by `split_network`, or
             a NumPyro model with a plate over clients.
-        step_size: Step size of the Markov kernel (gamma): a number, or an Optax schedule of the
+        step_size: Step size of the Markov kernel (gamma): a value, or an Optax schedule of the
             round for one that falls, as the paper's theorem S2 has it. Its unit is the kernel's:
             for ULA squared units of the effects, to be kept well below the posterior variance; for
-            `kernels.ornstein_uhlenbeck` about 1 fits any client. Default: None, which finds out
-            what suits the data.
+            `kernels.ornstein_uhlenbeck` about 1 fits any client. Default: None, which determines
+            all settings from the data.
         draws: Draws of the effects that each client makes and learns from per round (M). Default:
             10; without a step_size, enough for a Monte Carlo error per round of 0.15 standard
             errors.
@@ -271,10 +271,10 @@ def _without_a_step_size(
     beta_prior: float | None,
     wanted: Wanted,
 ) -> Algorithm:
-    """FedPop from the maximum of the marginal likelihood, with nothing to be set."""
+    """FedPop from the maximum of the marginal likelihood, without settings."""
     joint = joint_of(model, effects or _GAUSSIAN)
     checks.check_law(joint, effects, None, centred=True, learns_beta=beta_prior is not None)
-    # Plain numbers, which can be compared: equal methods share programs.
+    # Plain values, which can be compared: equal methods share programs.
     priors = Priors(*(None if one is None else float(one) for one in (phi_prior, beta_prior)))
     return by_itself(joint, priors, wanted)
 

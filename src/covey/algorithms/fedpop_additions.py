@@ -1,4 +1,4 @@
-"""What our FedPop has beyond the paper: annealing, the non-centred gradient, and a pass over the
+"""Additions to the paper's FedPop: annealing, the non-centred gradient, and a pass over the
 client's rows for phi.
 """
 

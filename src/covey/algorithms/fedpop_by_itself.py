@@ -1,4 +1,4 @@
-"""FedPop without a setting: it starts at the maximum of the marginal likelihood, takes steps in
+"""FedPop without settings: it starts at the maximum of the marginal likelihood, takes steps in
 units of standard errors, and tells when its Monte Carlo error no longer matters.
 """
 
@@ -57,7 +57,7 @@ _SURE = 3.0  # Monte Carlo errors that a trend must be above zero
 
 
 class Wanted(NamedTuple):
-    """What was asked for; None is to be found out.
+    """The options that the user gave; None is determined from the data.
 
     Attributes:
         draws: Draws per round.
@@ -73,7 +73,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was found out: where to start, and how many draws to take per round."""
+    """The result of the preparation: the start, and the count of draws per round."""
 
     start: Start
     draws: Int[Array, ""]
@@ -132,7 +132,7 @@ def by_itself(joint: Joint, priors: Priors, wanted: Wanted) -> Algorithm:
     Args:
         joint: The model and the law of its effects.
         priors: Gaussian priors.
-        wanted: What was asked for.
+        wanted: The options that the user gave.
 
     Returns:
         A method that prepares itself.
@@ -157,7 +157,7 @@ def by_itself(joint: Joint, priors: Priors, wanted: Wanted) -> Algorithm:
 
 
 def _draws_for(needed: float) -> int:
-    """At least this many draws: one of few numbers, so that runs share compiled programs."""
+    """At least this many draws: one of few values, so that runs share compiled programs."""
     steps = np.ceil(2 * np.log2(max(needed, FEWEST) / FEWEST))
     return min(int(np.ceil(FEWEST * 2 ** (steps / 2))), MOST)
 

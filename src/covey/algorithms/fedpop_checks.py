@@ -72,8 +72,8 @@ def check_by_itself(**settings: object) -> None:
     given = [name for name, value in settings.items() if value is not None]
     if given:
         raise ValueError(
-            f"fedpop: {'=, '.join(given)}= belongs to settings by hand; give step_size= with it, "
-            "or leave it out and let fedpop find out what suits the data"
+            f"fedpop: {'=, '.join(given)}= needs a given step_size=; give both, or leave it out "
+            "and let fedpop determine all settings from the data"
         )
 
 

@@ -1,4 +1,4 @@
-"""What FedPop's clients do between rounds: draw their effects anew, and predict with the draws."""
+"""FedPop's clients between rounds: they draw their effects anew and predict with the draws."""
 
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class Clients(NamedTuple):
 
 
 def with_any_draws(clients: Clients, algorithm: Algorithm) -> Algorithm:
-    """The method, so that predictions can also average over another number of draws."""
+    """The method, so that predictions can also average over another count of draws."""
 
     def averaged_over(count: int) -> Algorithm:
         other = clients._replace(draws=count)

@@ -1,4 +1,4 @@
-"""What a FedPop client is sent, what it keeps, and the Markov chain of its effects."""
+"""A FedPop client's broadcast and state, and the Markov chain of its effects."""
 
 from typing import NamedTuple
 

@@ -47,7 +47,7 @@ def fedprox(
         weighting: Whether clients count by their training rows ("rows") or equally ("equal").
 
     Returns:
-        A method for `covey.run`; clients keep nothing between rounds.
+        A method for `covey.run`. Its clients have no state.
 
     Example:
         >>> import covey

@@ -66,7 +66,7 @@ def fedrep(
 ) -> Algorithm:
     """FedRep: clients share a representation phi and each trains a head z_i, which stays with it.
 
-    Minimised is the mean over clients of min over z of F_i(phi, z), F_i the mean loss of client i:
+    The objective is the mean over clients of min over z of F_i(phi, z). F_i is the mean loss:
 
         client:  z_i   = optimiser steps on F_i(phi, .) from the z_i of its last round
                  phi_i = optimiser steps on F_i(., z_i) from phi,    Delta_i = phi - phi_i
@@ -107,6 +107,9 @@ def fedrep(
 
     Reference: Collins, Hassani, Mokhtari and Shakkottai (2021), Exploiting shared representations
     for personalized federated learning, algorithm 1.
+
+    Departures from the paper: none with the default options; the server optimiser and weights by
+    rows are additions.
     """
     need(model, MixedModel, "fedrep")
     for_head = optimizer_or(optax.sgd(0.1), head_optimizer, "head_optimizer", "fedrep")
@@ -178,7 +181,7 @@ def with_heads(
     check_weighting(weighting, name)
     if model.log_prior is not None or model.law is not None:
         raise ValueError(
-            f"{name} minimises a loss and cannot use the prior that {model.name} brings; use fedpop"
+            f"{name} minimises a loss and cannot use the prior of {model.name}; use fedpop"
         )
     optimizer = optimizer_or(optax.sgd(1.0), server_optimizer, "server_optimizer", name)
 

@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What a client needs of the server's state."""
+    """The entries of the server's state that a client needs."""
 
     theta: PyTree
     product: Surrogate | Empty
@@ -104,7 +104,7 @@ def fsgld(
 ) -> Algorithm:
     """FSGLD: chains walk at one client per round, corrected by Gaussians that all clients share.
 
-    In each round one client i is drawn with chance f_i and takes K steps for every chain,
+    In each round one client i is drawn with probability f_i and takes K steps for every chain,
 
         theta <- theta + (h / 2) [grad log prior + g_i / f_i + grad log q - grad log q_i / f_i]
                  + sqrt(h) xi
@@ -266,7 +266,7 @@ def _nothing(flat: Float[Array, " d"]) -> Surrogate:
 
 def _examples(spec: Spec) -> int:
     if spec.clients is None or spec.examples is None:
-        raise ValueError("fsgld: the numbers of clients and of their training rows must be known")
+        raise ValueError("fsgld: the counts of clients and of their training rows must be known")
     return spec.examples
 
 

@@ -54,11 +54,11 @@ def l2gd(
 ) -> Algorithm:
     """L2GD: gradient descent on personal models with a penalty on their distance to the mean.
 
-    Minimised over x_1, ..., x_b is the mean over clients of
+    The objective, over x_1, ..., x_b, is the mean over clients of
 
         F_i(x_i) + (lambda / 2) ||x_i - m||^2,    m = mean of the x_i
 
-    by a coin that all clients share. In each iteration, with chance 1 - p and p,
+    All clients share a coin. In each iteration, with probability 1 - p and p,
 
         local:  x_i <- x_i - eta grad F_i(x_i)
         pull:   x_i <- x_i - theta (x_i - m),    theta = eta lambda (1 - p) / p
@@ -66,14 +66,14 @@ def l2gd(
     The two have the direction of the gradient on average. Local iterations need no message, and a
     pull after another needs none, because pulls leave m where it is. So a round here is what lies
     between two messages: a few pulls towards the newest mean, then some local steps, then one
-    upload. The server tosses the coin: their numbers are geometric, 1 / (1 - p) and 1 / p on
-    average. lambda = 0 is local training.
+    upload. The server tosses the coin: both counts are geometric, 1 / (1 - p) and 1 / p on average.
+    lambda = 0 is local training.
 
     Args:
         model: Model to train, from `covey.models`.
         proximal: Strength of the penalty (lambda in the paper), at least 0.
-        chance: Chance of a pull (p in the paper), between 0 and 1. A message is sent in p (1 - p)
-            of all iterations.
+        chance: Probability of a pull (p in the paper), between 0 and 1. A share
+            p (1 - p) of all iterations has a message.
         step_size: Step size of the local steps (alpha / (b (1 - p)) in the paper).
         batch_size: Rows per local step; None, the default, uses all rows as in the paper.
         adapt_epochs: Passes over its rows that an unseen client trains its model for, with m fixed.
@@ -119,7 +119,7 @@ def l2gd(
         return Personal(descend(key, data, near, optimizer, plan, down.mean).parameters)
 
     def init(key, spec):
-        # The model starts as that of other methods do; the coin has a key of its own.
+        # The model starts as that of other methods do; the coin has its own key.
         return State(model.init(key, spec), *runs_of_coin(jax.random.fold_in(key, 1), chance))
 
     return Algorithm(

@@ -60,7 +60,7 @@ class Curvature(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What clients are sent: parameters, and the columns that the Hessian is to multiply."""
+    """The broadcast of a question: parameters, and the columns that the Hessian multiplies."""
 
     parameters: PyTree
     columns: Float[Array, "d columns"]

@@ -59,6 +59,9 @@ def lg_fedavg(
 
     Reference: Liang et al. (2020), Think locally, act globally: federated learning with local and
     global representations, algorithm 1.
+
+    Departures from the paper: the auxiliary losses of the local representations are left out, and
+    an unseen client trains its own layers.
     """
     need(model, Model, "lg_fedavg")
     return trained_together(

@@ -60,6 +60,8 @@ def local(
         >>> run = covey.run(covey.local(covey.models.linear()), data, rounds=40, seed=1)
         >>> run.evaluate(split="train").pooled["mse"] < 0.05
         True
+
+    Reference: none; it is the usual baseline of the papers on federated learning.
     """
     need(model, Model, "local")
     gradient = mean_gradient(model.log_likelihood)

@@ -275,7 +275,7 @@ def _warn(errors: StandardErrors, names: Sequence[str], poor: float) -> None:
     if poor >= 0.5:
         warnings.warn(
             f"fedpop: the draws of {poor:.0f} clients are worth less than {FEW:.0%} of their "
-            "number; standard errors of the shared parameters may be too small",
+            "count; standard errors of the shared parameters may be too small",
             stacklevel=2,
         )
 
@@ -292,7 +292,7 @@ def _warn_of_a_step(
     worst = int(np.argmax(far)) if len(far) else 0
     if len(far) and far[worst] > _FAR:
         warnings.warn(
-            f"fedpop: the fit is not there yet: from these estimates the next Newton step would "
+            f"fedpop: the fit has not converged: from these estimates the next Newton step would "
             f"change {names[worst]} by {step[worst]:+.2g} of its standard errors, and standard "
             "errors and draws are those of a maximum. Run more rounds, e.g. run.advance(...), with "
             "larger steps of phi and beta, or leave step_size= out",

@@ -19,7 +19,7 @@ FEW = 0.1  # of the draws: a client with fewer effective ones is counted as poor
 
 
 class Information(NamedTuple):
-    """What a client sends, and the sum over clients: estimates of the information about theta.
+    """A client's upload, and the sum over clients: estimates of the information about theta.
 
     Attributes:
         batches: Independent unbiased estimates.

@@ -33,7 +33,7 @@ class Moved(NamedTuple):
 
 
 class MatrixForm(NamedTuple):
-    """What the forms of FedMissEM differ in.
+    """The operations in which the forms of FedMissEM differ.
 
     Attributes:
         nothing: () -> the sums of no observation.

@@ -48,6 +48,9 @@ def mb_sgd(
 
     Reference: Woodworth et al. (2020), Minibatch vs local SGD for heterogeneous distributed
     learning; MB-SGD in Al-Shedivat et al. (2021), Federated learning via posterior averaging.
+
+    Departures from the paper: clients count by their rows unless `weighting="equal"`, and the
+    server takes any Optax optimiser.
     """
     need(model, Model, "mb_sgd")
     gradient = mean_gradient(model.log_likelihood)

@@ -1,6 +1,4 @@
-"""The clients' memories of FedEM: how fast they learn, where they start, and what to say when a run
-diverges.
-"""
+"""The clients' memories of FedEM: their rate, their start, and the advice when a run diverges."""
 
 import math
 import warnings
@@ -81,7 +79,7 @@ def why_diverged(name: str, rate: float | Float[Array, ""]) -> str:
     """What to change when uploads have stopped being finite."""
     if not float(rate):
         return (
-            f"{name} keeps no memories, so that the noise of a lossy channel does not vanish; use "
+            f"{name} has no memories, so that the noise of a lossy channel does not vanish; use "
             "fedem with its default memory_rate, or a smaller step_size"
         )
     return (

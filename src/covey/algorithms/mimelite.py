@@ -49,7 +49,7 @@ def mimelite(
                  sends x - y_i and grad F_i(x), of all its rows
         server:  x = mean of y_i;    s = (1 - beta) c + beta s,  c = mean of grad F_i(x)
 
-    So clients move as a server with momentum would, and do not drift by momentum of their own.
+    So clients move as a server with momentum would, and do not drift by their own momentum.
     With beta = 0 this is FedAvg.
 
     Args:
@@ -76,6 +76,8 @@ def mimelite(
 
     Reference: Karimireddy et al. (2021), Breaking the centralized barrier for cross-device
     federated learning, algorithm 1 without the control variate.
+
+    Departures from the paper: clients count by their rows unless `weighting="equal"`.
     """
     need(model, Model, "mimelite")
     check_weighting(weighting, "mimelite")

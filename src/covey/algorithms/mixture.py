@@ -47,8 +47,8 @@ def mixture(
     """FedEM of Marfoq et al.: clients share M component models and each mixes them by its weights.
 
     Every row of client t comes from one of the components theta_m, drawn with the weights pi_t of
-    the client. Minus the mean log-likelihood of all rows, log sum_m pi_tm p(y | x, theta_m), is
-    minimised by generalised EM. In a round
+    the client. Generalised EM minimises minus the mean over rows of the log-likelihood
+    log sum_m pi_tm p(y | x, theta_m). In a round
 
         E:       q_i(m) = pi_tm p(y_i | x_i, theta_m) / sum over m' of the same     for each row i
         M:       pi_tm = mean_i q_i(m)                                  stays with the client
@@ -98,6 +98,9 @@ def mixture(
 
     Reference: Marfoq, Neglia, Bellet, Kameni and Vidal (2021), Federated multi-task learning under
     a mixture of distributions, algorithm 1, equations (6) and (8) to (10).
+
+    Departures from the paper: `spread` lets models without a random start begin apart, and by
+    default an unseen client takes 100 updates of its weights, not 1.
     """
     need(model, Model, "mixture")
     count = _checked_components(components)

@@ -61,7 +61,7 @@ def mocha(
 ) -> Algorithm:
     """MOCHA: one linear model per client, drawn together by a covariance that is learned.
 
-    Minimised over the weights W = (w_1, ..., w_b) of all clients, and over Omega with trace 1, is
+    The objective, over the clients' weights W = (w_1, ..., w_b) and over Omega with trace 1, is
 
         sum_t sum over rows of loss(x'w_t) + lambda tr(W Omega^-1 W')
 
@@ -106,7 +106,7 @@ def mocha(
     algorithm 1; Argyriou, Evgeniou and Pontil (2008), Convex multi-task feature learning, for the
     equivalence of Omega and D.
 
-    Departures from the paper: D takes the place of Omega. The minimum is the same, the way to it
+    Departures from the paper: D replaces Omega. The minimum is the same, the way to it
     is not: given D the clients' problems are independent, where given Omega they are solved by
     steps on a bound. The server never sees the weights of a client, and b does not enter its work.
     A multiple of I that falls with the square of the updates is added to W W' (see `relation_of`).
@@ -222,5 +222,5 @@ def _check_rows(plan: Plan, rows: int) -> None:
     if most > rows:
         raise ValueError(
             f"mocha: a client has {most} training rows, each with a dual variable, and rows={rows} "
-            f"have room: give rows={most}"
+            f"is too small: give rows={most}"
         )

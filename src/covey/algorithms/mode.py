@@ -34,7 +34,7 @@ class Derivatives(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """Where a posterior is highest, and its covariance there.
+    """The mode of a posterior, and the covariance there.
 
     Attributes:
         parameters: The mode.
@@ -53,7 +53,7 @@ class Around(NamedTuple):
 
 
 def mode_queries(model: Model) -> dict[str, Query]:
-    """What `find_mode` asks: a client's terms at some parameters, and its energies around them."""
+    """The questions of `find_mode`: terms of a client at some parameters, and energies nearby."""
 
     def energy_of(unravel, batch: Batch):
         def energy(z):
@@ -120,8 +120,8 @@ def find_mode(name: str, model: Model, log_prior: LogPrior | None, spec: Spec, a
         flat, unravel = ravel_pytree(start)
         if flat.size > LARGEST:
             raise ValueError(
-                f"{name}: the model has {flat.size} parameters, and settings find themselves for "
-                f"up to {LARGEST}; give step_size="
+                f"{name}: the model has {flat.size} parameters, and settings are determined "
+                f"from the data for up to {LARGEST}; give step_size="
             )
 
         @jax.jit
@@ -157,7 +157,7 @@ def _steps_around(way: np.ndarray, spread: np.ndarray) -> np.ndarray:
 
 
 def _check_rises(name: str, energies: np.ndarray, steps: np.ndarray, names: list[str]) -> None:
-    """An error where the energy does not rise around the mode: then it falls for ever."""
+    """An error where the energy does not rise around the mode: then it falls without bound."""
     flat = energies - energies[0] < _LEAST_RISE
     flat[0] = False
     if flat.any():

@@ -55,8 +55,8 @@ def per_fedavg(
 ) -> Algorithm:
     """Per-FedAvg: FedAvg on the loss that each client has after one gradient step on its rows.
 
-    Minimised is the mean over clients of F_i(w) = f_i(w - alpha grad f_i(w)), f_i the mean loss.
-    Each local step draws three minibatches and takes
+    The objective is the mean over clients of F_i(w) = f_i(w - alpha grad f_i(w)), f_i the mean
+    loss. Each local step draws three minibatches and takes
 
         v = w - alpha grad f_i(w; D)
         w <- w - beta (I - alpha Hess f_i(w; D'')) grad f_i(v; D')

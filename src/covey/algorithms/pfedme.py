@@ -39,7 +39,8 @@ def pfedme(
 ) -> Algorithm:
     """pFedMe: every client has a personal model, and a shared model lies near all of them.
 
-    Minimised over the shared u is sum_t w_t f_t(u), f_t the Moreau envelope of the mean loss F_t:
+    The objective, over the shared u, is sum_t w_t f_t(u). f_t is the Moreau envelope of the mean
+    loss F_t:
 
         f_t(u) = min over v of F_t(v) + (lambda / 2) ||v - u||^2,    grad f_t(u) = lambda (u - v)
 

@@ -112,6 +112,9 @@ def qlsd(
 
     Reference: Vono, Plassier, Durmus, Dieuleveut and Moulines (2022), QLSD: quantised Langevin
     stochastic dynamics for Bayesian federated learning, algorithm 1.
+
+    Departures from the paper: several chains may walk side by side, and the server adds the
+    gradient of the prior.
     """
     need(model, Model, "qlsd")
     sampler = langevin_server(

@@ -74,6 +74,9 @@ def scaffold(
         True
 
     Reference: Karimireddy et al. (2020), SCAFFOLD: stochastic controlled averaging, algorithm 1.
+
+    Departures from the paper: a server optimiser other than SGD is an addition, and c_i moves by
+    the change that was sent, after compression.
     """
     need(model, Model, "scaffold")
     need_positive("scaffold", step_size=step_size)

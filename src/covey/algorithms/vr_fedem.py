@@ -74,7 +74,7 @@ def vr_fedem(
     """VR-FedEM: FedEM whose minibatch noise vanishes as EM converges.
 
     FedEM (see `fedem` for Shat, T, V and H) estimates a client's mean statistics anew in every
-    round, so that its noise never ends. Here client i keeps its estimate and moves it by
+    round, so that its noise does not vanish. Here client i keeps its estimate and moves it by
     differences on a minibatch B, the same in both terms:
 
         S_i = S_i + (1/b) sum over j in B of ( s_ij(T(Shat_k)) - s_ij(T(Shat_k-1)) )
@@ -91,7 +91,7 @@ def vr_fedem(
         memory_rate: Rate at which the memories learn (alpha). Default: 1 / (1 + omega) of the
             channel, the largest that theory allows.
         memory_init: Start of the memories, "zero" or the paper's "first"; see `fedem`.
-        weighting: "rows" counts every row alike, "equal" every client, as in the paper.
+        weighting: "rows" counts every row equally, "equal" every client, as in the paper.
 
     Returns:
         A method for `covey.run`.

@@ -61,23 +61,23 @@ class Constructors(ClientRows):
         """
         rows = jax.tree.map(np.asanyarray, rows)
         counts = np.asarray(counts, np.int64)
-        numbers = np.arange(len(counts)) if ids is None else np.asarray(ids, np.int64)
+        client_ids = np.arange(len(counts)) if ids is None else np.asarray(ids, np.int64)
         labels = None if names is None else np.asarray(names, str)
-        if len(numbers) != len(counts):
-            raise ValueError(f"{len(numbers)} ids were given for {len(counts)} clients")
-        checks.check_identities(numbers, labels)
+        if len(client_ids) != len(counts):
+            raise ValueError(f"{len(client_ids)} ids were given for {len(counts)} clients")
+        checks.check_identities(client_ids, labels)
         checks.check_lengths(rows, counts)
         if features is not None:
             checks.check_columns(features, rows)
         if drop_empty:
             kept = counts > 0
-            numbers, counts = numbers[kept], counts[kept]
+            client_ids, counts = client_ids[kept], counts[kept]
             labels = None if labels is None else labels[kept]
             if not len(counts):
                 raise ValueError("no client has rows, and drop_empty=True leaves them all out")
 
         def name_of(position: int) -> str:
-            return str(numbers[position] if labels is None else labels[position])
+            return str(client_ids[position] if labels is None else labels[position])
 
         ends = np.cumsum(counts)
         values.check_rows(
@@ -93,7 +93,7 @@ class Constructors(ClientRows):
             rows = assembly.take(rows, order)
         names_of_columns = None if features is None else tuple(features)
         spec = Spec(assembly.row_spec(rows), classes, features=names_of_columns)
-        return cls(rows, bounds, numbers, labels, spec)
+        return cls(rows, bounds, client_ids, labels, spec)
 
     @classmethod
     def from_arrays(

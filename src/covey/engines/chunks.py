@@ -13,15 +13,15 @@ LARGE_UPLOAD = 50_000  # values; above, clients run one by one
 
 
 def chunk_of(
-    asked: int | Literal["auto"], setup: Setup, data: FederatedData, places: int = 1
+    asked: int | Literal["auto"], setup: Setup, data: FederatedData, workers: int = 1
 ) -> int:
     """Clients of a chunk. No value depends on it.
 
     Args:
-        asked: The number wished for; "auto" chooses by the size of rows, states and uploads.
+        asked: The requested count; "auto" chooses by the size of rows, states and uploads.
         setup: The run.
         data: Its rows.
-        places: Devices or actors that share the cohort.
+        workers: Devices or actors that share the cohort.
 
     Returns:
         At least 1 and at most the cohort, or its share where chosen by "auto".
@@ -38,4 +38,4 @@ def chunk_of(
     rows = (data.spec.examples or 0) / data.clients
     per_client = max(rows * per_row, 1.0)
     wished = int(2 ** np.clip(np.round(np.log2(CHUNK_NUMBERS / per_client)), 0, 7))
-    return min(wished, -(-slots // places))
+    return min(wished, -(-slots // workers))

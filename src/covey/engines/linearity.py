@@ -22,7 +22,7 @@ def need_linear(setup: Setup, storage: Shard) -> None:
     """A ValueError for a method whose server step is not linear in the sum of the uploads.
 
     With u and v the uploads of the two clients with the most rows, the steps at 0, u and v say
-    where a linear step would be at any a u + b v. The step is tried at some such places, at the
+    where a linear step would be at any a u + b v. The step is tried at some such points, at the
     first round and at a late one. It may differ by a thousandth of the change that it makes; how
     large the state is counts for no more than rounding. Counters must not depend on uploads.
 

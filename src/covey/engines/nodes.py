@@ -145,8 +145,8 @@ class DiskNodes:
 
     def like(self) -> Log:
         """Shapes of a snapshot; -1 stands for any length."""
-        number = jax.ShapeDtypeStruct((), np.int64)
-        return Log(number, number, jax.ShapeDtypeStruct((-1,), np.int32))
+        scalar = jax.ShapeDtypeStruct((), np.int64)
+        return Log(scalar, scalar, jax.ShapeDtypeStruct((-1,), np.int32))
 
     def checkpointed(self) -> None:
         """A checkpoint is durable: slots that neither it nor the one before refers to are free."""

@@ -201,7 +201,7 @@ def quadrature_terms(
     predictor_, tau_ = jax.lax.stop_gradient((predictor, tau))
     score = jax.grad(lambda at: jnp.sum(placing(at)))
 
-    def slopes(b):
+    def derivatives(b):
         at = predictor_ + tau_ * b
         first, second = jax.jvp(score, (at,), (jnp.ones_like(at),))
         return (
@@ -210,11 +210,11 @@ def quadrature_terms(
         )
 
     def step(_, b):
-        first, second = slopes(b)
+        first, second = derivatives(b)
         return b + jnp.clip(first / second, -_LONGEST, _LONGEST)
 
     mode = jax.lax.fori_loop(0, _STEPS, step, jnp.zeros_like(predictor_))
-    spread = jnp.sqrt(2 / slopes(mode)[1])
+    spread = jnp.sqrt(2 / derivatives(mode)[1])
     nodes, weight = np.polynomial.hermite.hermgauss(NODES)
     b = jax.lax.stop_gradient(mode[:, None] + spread[:, None] * nodes)
     log_weight = jax.lax.stop_gradient(

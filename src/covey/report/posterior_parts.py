@@ -255,7 +255,7 @@ def effects_in_words(shared: SharedEffects) -> str:
 def _with_interval(shared: SharedEffects, rows: Any) -> list[str]:
     """Terms with their values in brackets."""
     ratio = shared.scale != "coefficient"
-    value = np.exp if ratio else (lambda number: number)
+    value = np.exp if ratio else (lambda coefficient: coefficient)
     return [
         f"{shared.label(row.term)} ({'' if ratio else 'by '}{value(row.mean):.3g}"
         f"{' times' if ratio else ''}; 90 % interval {value(row.q05):.3g} to {value(row.q95):.3g})"

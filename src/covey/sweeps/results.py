@@ -102,7 +102,7 @@ def figure_of(axes: Sequence[Axis], outcomes: Mapping[Trial, Outcome], choice: C
     at = dict(choice.settings)[along.key] if along else "study"
     ring = {"size": 16, "symbol": "circle-open", "color": ORANGE, "line": {"width": 3}}
     figure.add_scatter(
-        x=[_number(at)], y=[best[choice.by]], mode="markers", marker=ring, name="chosen"
+        x=[_numeric(at)], y=[best[choice.by]], mode="markers", marker=ring, name="chosen"
     )
     _label(figure, along, choice.by)
     return styled(figure, title=f"{choice.by} of {SPLIT} rows", height=460)
@@ -126,7 +126,7 @@ def _row(
         return np.array([one.measures[name] for one in good], float)
 
     spread = values(by).std(ddof=1) / math.sqrt(len(good)) if len(good) > 1 else math.nan
-    row: dict[str, object] = {key: _number(value) for key, value in settings}
+    row: dict[str, object] = {key: _numeric(value) for key, value in settings}
     row |= {"seeds": len(found), "diverged": len(found) - len(good)}
     row |= {by: values(by).mean() if good else math.nan, f"{by}_se": spread}
     return row | {name: values(name).mean() for name in names if name != by}
@@ -135,25 +135,25 @@ def _row(
 def _at_the_end(axes: Sequence[Axis], chosen: Mapping[str, str]) -> tuple[str, ...]:
     keys = []
     for axis in axes:
-        values = [_number(value) for value in axis.values]
-        numbers = [value for value in values if isinstance(value, float)]
-        if len(numbers) == len(values) >= _LEAST_POINTS:
-            mine = _number(chosen[axis.key])
-            keys += [axis.key] if mine in (min(numbers), max(numbers)) else []
+        values = [_numeric(value) for value in axis.values]
+        numeric = [value for value in values if isinstance(value, float)]
+        if len(numeric) == len(values) >= _LEAST_POINTS:
+            mine = _numeric(chosen[axis.key])
+            keys += [axis.key] if mine in (min(numeric), max(numeric)) else []
     return tuple(keys)
 
 
 def _draw(figure: go.Figure, name: str, points: Mapping[str, Sequence[float]], colour: str) -> None:
     ordered = sorted(points.items(), key=lambda one: _order(one[0]))
     figure.add_scatter(
-        x=[_number(key) for key, _ in ordered],
+        x=[_numeric(key) for key, _ in ordered],
         y=[float(np.mean(values)) for _, values in ordered],
         mode="lines+markers",
         name=name,
         line={"color": colour, "width": 2},
     )
     figure.add_scatter(
-        x=[_number(key) for key, values in ordered for _ in values],
+        x=[_numeric(key) for key, values in ordered for _ in values],
         y=[value for _, values in ordered for value in values],
         mode="markers",
         marker={"color": colour, "size": 5, "opacity": 0.5},
@@ -162,23 +162,23 @@ def _draw(figure: go.Figure, name: str, points: Mapping[str, Sequence[float]], c
 
 
 def _label(figure: go.Figure, along: Axis | None, by: str) -> None:
-    numbers = [_number(value) for value in along.values] if along else ["study"]
-    only = [value for value in numbers if isinstance(value, float)]
-    wide = len(only) == len(numbers) and min(only) > 0 and max(only) / min(only) >= _LOG_RANGE
-    kind = "log" if wide else ("linear" if len(only) == len(numbers) else "category")
+    values = [_numeric(value) for value in along.values] if along else ["study"]
+    only = [value for value in values if isinstance(value, float)]
+    wide = len(only) == len(values) and min(only) > 0 and max(only) / min(only) >= _LOG_RANGE
+    kind = "log" if wide else ("linear" if len(only) == len(values) else "category")
     figure.update_xaxes(title_text=along.key if along else "", type=kind)
     figure.update_yaxes(title_text=by)
 
 
-def _number(text: str) -> float | str:
-    """A value as a number where it is one."""
+def _numeric(text: str) -> float | str:
+    """A value as a float where it is numeric, else its text."""
     value = value_of(f"value={text}")[1]
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain else text.strip("\"'")
 
 
 def _order(text: str) -> tuple[bool, float, str]:
-    value = _number(text)
+    value = _numeric(text)
     return (False, value, "") if isinstance(value, float) else (True, 0.0, str(value))
 
 

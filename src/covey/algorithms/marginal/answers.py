@@ -1,4 +1,4 @@
-"""What a client of `covey.marginal` answers in a round: its terms of the sums."""
+"""A client's answer in a round of `covey.marginal`: its terms of the sums."""
 
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +41,7 @@ _BAD = -1e30  # the gain of a step to where a client's likelihood is not finite
 
 
 class Down(NamedTuple):
-    """What clients of a round are sent.
+    """The broadcast of a round.
 
     Attributes:
         trial: The parameters to evaluate.
@@ -70,7 +70,7 @@ class Up(NamedTuple):
             left is small, so that sums of float32 numbers are precise. First round:
             `Moments.squares`.
         gain: The value minus that at the best point.
-        rows: Its number of rows. First round: `Moments.weight`.
+        rows: Its count of rows. First round: `Moments.weight`.
         gradient: In the frame. First round: `Moments.score`.
         hessian: In the frame, its upper triangle. First round: `Moments.information`, and
             `Moments.effects` on the diagonal.
@@ -92,7 +92,7 @@ class ClientInfo(NamedTuple):
 
 
 def init_client(settings: Settings, key, down: Down, data: Shard) -> Memory | Empty:
-    """What a client keeps: cross products of its rows where the model is linear and Gaussian."""
+    """A client's state: cross products of its rows where the model is linear and Gaussian."""
     model, phi, effects = settings.model, down.trial.phi, len(down.unit)
     size = ravel_pytree(phi)[0].size + effects
     if size > MOST_KEPT or not is_linear_gaussian(model, phi, effects, _shapes(data)):
@@ -130,7 +130,7 @@ def _from_rows(settings: Settings, down: Down, batch: Batch) -> tuple[Up, Array]
 def _from_memory(
     settings: Settings, down: Down, state: Memory, data: AsItIs
 ) -> tuple[Up, Array, Memory]:
-    """A client's terms from what it keeps. Residuals are taken anew where the start is found: from
+    """A client's terms from its state. Residuals are taken anew where the start is found: from
     there on, the parameters change little, and no row is looked at.
     """
     state = jax.lax.cond(down.round == 1, lambda: _memory(settings, down, data), lambda: state)

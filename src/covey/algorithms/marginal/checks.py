@@ -1,4 +1,4 @@
-"""What `covey.marginal` asks of its options, of the data and of a run."""
+"""Checks of the options of `covey.marginal`, of the data and of a run."""
 
 import warnings
 

@@ -252,7 +252,7 @@ def draws_of_effects(
 
 
 class Points(NamedTuple):
-    """What a client is asked for: its likelihood at some points.
+    """A question to a client: its likelihood at some points.
 
     Attributes:
         theta: The maximum, that values are compared with.

@@ -179,8 +179,8 @@ def _at_maximum(settings: Settings, state: State, spec: Spec) -> Law:
 def _far_too_loose(
     state: State, values: np.ndarray, error: np.ndarray, names: tuple[str, ...]
 ) -> np.ndarray:
-    """Which deviations of noise and effects have standard errors of many times what they are and
-    what they could be: with one row per client, say, only the sum of both variances is known.
+    """Which deviations of noise and effects have standard errors of many times their estimate and
+    their plausible size: with one row per client, say, only the sum of both variances is known.
     Newton's method follows such a ridge, and rounding gives it some curvature.
     """
     kind = np.array([name.partition("[")[0] for name in names])
@@ -364,7 +364,7 @@ def _runaways(settings: Settings, state: State, spec: Spec) -> list[str]:
     if not bad.any():
         return []
     _, unravel = ravel_pytree(theta.phi)
-    # What is described differently where these numbers differ.
+    # The described parameters in which these values differ.
     without, marked = (
         settings.model.coefficients(unravel(jnp.asarray(flags, float)), state.unit * 0)
         for flags in (np.zeros(len(bad)), bad)

@@ -1,9 +1,9 @@
-"""Where the maximum of a marginal likelihood is looked for: a pooled regression, from one round.
+"""The start of the search for a maximum: a pooled regression, from one round.
 
 Clients send the normal equations of a weighted regression without effects, as iteratively
 reweighted least squares begins:
 
-    response = link(mean), weight     y, 1 (numbers);  log(y + 0.1), y + 0.1 (counts);
+    response = link(mean), weight     y, 1 (numeric);  log(y + 0.1), y + 0.1 (counts);
                                       logit(p), (m + 1) p (1 - p) (y of m, p = (y + 1/2) / (m + 1))
 
 A regression of any other outcome sends the derivatives of its log-likelihood at zero, and any other

@@ -108,12 +108,12 @@ def marginal(
         estimate: "ml" maximises the marginal likelihood; "reml" corrects its bias of the variances
             (Gaussian linear models only); "posterior" gives the posterior of all parameters.
         covariance: Of the effects: "full", or "diagonal" for independent ones.
-        prior: None, a standard deviation, or a function. None is flat for "ml" and "reml". For
-            "posterior" it is weakly informative: intercept and log noise flat; a weight
+        prior: None, a value, or a function. None is flat for "ml" and
+            "reml". For "posterior" it is weakly informative: intercept and log noise flat; a weight
             N(0, (2.5 s)^2), s the standard error that one average row would give; deviations of
             effects half Student t with 3 degrees of freedom and a scale of 2.5 units of the linear
             predictor (the noise, or 1 for logistic and Poisson models, over the root mean square of
-            the column); correlations LKJ(2). A number is the standard deviation of a Gaussian prior
+            the column); correlations LKJ(2). A value is the standard deviation of a Gaussian prior
             of each weight, in the units of the data, in place of these. A function is the log
             density of all described parameters: a dictionary with `intercept`, `weights`, `noise`,
             `sd`, `cor`. A NumPyro model has its own prior, which "ml" does not use.
@@ -122,8 +122,8 @@ def marginal(
         draws: Independent draws that the posterior's points are to be worth; for "posterior" only.
             A client sends half as many values again, more only where these are too few.
         predictive_draws: Draws that a prediction averages over.
-        min_rows: Least number of rows with which a client answers. One with fewer takes no part in
-            the fit: it sends zeros, and only its own predictions use its rows. Default: 0.
+        min_rows: Smallest count of rows with which a client takes part in the fit. One with fewer
+            sends zeros, and only its own predictions use its rows. Default: 0.
 
     Returns:
         A method for `covey.run`.
@@ -143,6 +143,9 @@ def marginal(
     Reference: Pinheiro and Bates (1995), Approximations to the log-likelihood function in the
     nonlinear mixed-effects model; Vehtari, Simpson, Gelman, Yao and Gabry (2024), Pareto smoothed
     importance sampling.
+
+    Departures from the papers: these are for pooled rows; here each client computes its term of the
+    likelihood and the server takes Newton steps on the sums.
     """
     check_options(estimate, covariance, prior, nodes, draws, predictive_draws, min_rows)
     mixed = as_mixed(model)

@@ -42,7 +42,7 @@ class Theta(NamedTuple):
 
 
 class Coordinates(NamedTuple):
-    """How the Cholesky factor L of the covariance of the effects is written as free numbers.
+    """The Cholesky factor L of the covariance of the effects, written as unconstrained values.
 
     For a maximum, rows of L in units of `unit`, its diagonal sinh(u). sinh has the better geometry:
     it is linear where the data cannot tell a deviation from 0, so that a maximum at 0 is an
@@ -62,7 +62,7 @@ class Coordinates(NamedTuple):
     positive: bool
 
     def size(self, effects: int) -> int:
-        """How many values write the covariance of a number of effects."""
+        """The count of values that write the covariance of `effects` effects."""
         if self.covariance == "model":
             return 0
         return effects * (effects + 1) // 2 if self.covariance == "full" else effects
@@ -89,7 +89,7 @@ class Coordinates(NamedTuple):
     def from_deviations(
         self, deviation: Float[Array, " effects"], unit: Float[Array, " effects"]
     ) -> Float[Array, " entries"]:
-        """The numbers of independent effects with these standard deviations."""
+        """The values that write independent effects with these standard deviations."""
         inverse = jnp.log if self.positive else jnp.arcsinh
         none = jnp.zeros(self.size(len(unit)), deviation.dtype)
         if not len(none):
@@ -99,7 +99,7 @@ class Coordinates(NamedTuple):
     def log_jacobian(
         self, entries: Float[Array, " entries"], unit: Float[Array, " effects"]
     ) -> Float[Array, ""]:
-        """The log of the derivative of deviations and correlations by the numbers, for a density,
+        """The log of the derivative of deviations and correlations by the values, for a density,
         up to a constant.
         """
         effects = len(unit)
@@ -111,20 +111,20 @@ class Coordinates(NamedTuple):
 
 
 def _correlation_root(
-    numbers: Float[Array, "effects effects"],
+    entries: Float[Array, "effects effects"],
 ) -> tuple[Float[Array, "effects effects"], Float[Array, ""]]:
-    """The Cholesky factor of a matrix of correlations from numbers below the diagonal, whose tanh
+    """The Cholesky factor of a matrix of correlations from values below the diagonal, whose tanh
     are partial correlations; and the log of the derivative of the correlations by them.
 
     Reference: Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based
     on vines and extended onion method.
     """
-    effects, one = len(numbers), jnp.ones((), numbers.dtype)
-    root, log_derivative = jnp.zeros_like(numbers).at[0, 0].set(1.0), 0 * one
+    effects, one = len(entries), jnp.ones((), entries.dtype)
+    root, log_derivative = jnp.zeros_like(entries).at[0, 0].set(1.0), 0 * one
     for row in range(1, effects):
         log_left = 0 * one  # of one minus the squares so far
         for column in range(row):
-            v = numbers[row, column]
+            v = entries[row, column]
             # log(1 - tanh(v)^2), precise for any v
             log_rest = 2 * (jnp.log(2 * one) - v - jnp.logaddexp(0 * v, -2 * v))
             root = root.at[row, column].set(jnp.tanh(v) * jnp.exp(log_left / 2))
@@ -225,7 +225,7 @@ def labels_of(model: MixedModel, spec: Spec) -> dict[str, Axis]:
 
 
 def named(phi: PyTree, name: str) -> Bool[np.ndarray, " p"]:
-    """Which numbers of the flattened phi belong to the field of this name."""
+    """Which values of the flattened phi belong to the field of this name."""
 
     def leaf_named(path, leaf):
         last = jax.tree_util.keystr(path[-1:], simple=True) if path else ""
@@ -254,7 +254,7 @@ def is_regression(phi: PyTree) -> bool:
 
 
 class Scales(NamedTuple):
-    """Standard deviations of the default prior, from the data: of each number of phi, infinite
+    """Standard deviations of the default prior, from the data: of each value of phi, infinite
     where the prior is flat, and of each effect.
     """
 
@@ -334,7 +334,7 @@ def _effects_prior(
 
 
 def logarithms(phi: PyTree) -> Bool[np.ndarray, " p"]:
-    """Which numbers of the flattened phi are logarithms of a scale: noise, dispersion, groups."""
+    """Which values of the flattened phi are logarithms of a scale: noise, dispersion, groups."""
     found = [named(phi, name) for name in ("log_scale", "log_dispersion", "log_groups")]
     return np.any(found, axis=0)
 

@@ -35,7 +35,7 @@ class Products(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a client with a linear Gaussian model keeps between rounds; see `Products`."""
+    """The state of a client with a linear Gaussian model; see `Products`."""
 
     reference: Float[Array, " p"]
     of: Kept

@@ -1,4 +1,4 @@
-"""The rounds of `covey.marginal`: what the server sends, and what it makes of the sums."""
+"""The rounds of `covey.marginal`: the broadcast, and the server's step from the sums."""
 
 from functools import partial
 from typing import NamedTuple
