@@ -61,9 +61,9 @@ def lines(run: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in read]
 
 
-def call(*arguments: object) -> tuple[int, str]:
-    """In this process: the exit code, and all that was printed."""
-    result = CliRunner().invoke(cli.app, [*map(str, arguments)])
+def call(*arguments: object, answer: str | None = None) -> tuple[int, str]:
+    """In this process: the exit code, and all that was printed; `answer` is typed when asked."""
+    result = CliRunner().invoke(cli.app, [*map(str, arguments)], input=answer)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output

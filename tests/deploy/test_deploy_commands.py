@@ -50,9 +50,26 @@ def test_approve_shows_the_study_and_is_logged(path):
     with pytest.raises(DeclinedError):
         Approvals(state).admit(study, rule="ask")
     assert "heart" in call("site", "check", path)[1]
-    code, said = call("site", "approve", "heart", "--site", path, "--digest", study.digest[:10])
+    code, said = call("site", "approve", "heart", "--site", path, answer="n")
+    assert code == 1
+    assert "Approve this study?" in said
+    assert Approvals(state).find("heart").state == "waiting"
+    words = ["heart", "--site", path, "--digest", study.digest[:10]]
+    code, said = call("site", "approve", *words, "--yes")
     assert code == 0, said
     assert study.digest in said
     assert "It fits ill ~ age + (1 | hospital)" in said
+    assert "these leave the site" in said
+    assert "at most 1000 rounds and questions per study" in said
+    assert "Approve this study?" not in said
     assert [line["event"] for line in AuditLog(state / "audit.jsonl").lines()] == ["approved"]
     assert Approvals(state).admit(study, rule="ask") is False
+    code, said = call("site", "approve", *words)
+    assert code == 0
+    assert "approved by the owner already" in said
+    for name in ("approvals.json", "ledger.json"):
+        (state / name).write_text("[{")
+        code, said = call("site", "check", path)
+        assert code == 2
+        assert f"{name} is damaged" in said
+        (state / name).unlink()

@@ -253,6 +253,16 @@ def test_each_site_measures_its_own_predictions(ran):
         assert (results / "report.html").exists()
 
 
+def test_what_a_site_writes_is_its_owners_alone(ran):
+    between, _ = ran
+    state = between.folder / "bern" / "covey-site"
+    files = [path for path in state.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert {"setup.json", "store.sqlite", "audit.jsonl", "report.html"} < {f.name for f in files}
+    assert {path.name: oct(path.stat().st_mode)[-3:] for path in files} == {
+        path.name: "600" for path in files
+    }
+
+
 @pytest.mark.slow
 def test_metrics_are_shown_to_nobody_unless_the_owner_says_so(tmp_path):
     tables = {**RUN, "run": {"rounds": 1, "seed": 3, "evaluate_every": 1, "split": "test"}}

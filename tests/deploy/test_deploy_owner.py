@@ -5,11 +5,13 @@ import json
 import os
 import stat
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
 
 import covey
+from covey.core import atomic_files
 from covey.deploy import audit, fit_rows
 from covey.deploy.approval import Approvals
 from covey.deploy.audit import AuditLog
@@ -17,6 +19,8 @@ from covey.deploy.ledger import SiteLedger
 from covey.deploy.part import Work
 from covey.deploy.policy import check_study
 from covey.deploy.refusal import DeclinedError
+from covey.deploy.secret_key import secret_of
+from covey.deploy.site import open_handler
 from covey.deploy.site_file import Privacy, read
 from covey.deploy.site_study import mechanism_of
 from covey.deploy.site_table import digest_of, open_table
@@ -43,10 +47,12 @@ def test_a_new_study_waits_until_it_is_approved(tmp_path):
         assert error.value.reason == "approval"
     assert approvals.entries()["heart"].state == "waiting"
     with pytest.raises(ValueError, match="has the digest"):
-        approvals.approve("heart", digest="0000")
+        approvals.find("heart", digest="0000")
     with pytest.raises(ValueError, match="waiting: heart"):
-        approvals.approve("lung")
-    entry = approvals.approve("heart", digest=study.digest[:8])
+        approvals.find("lung")
+    shown = approvals.find("heart", digest=study.digest[:8])
+    assert shown.state == "waiting"
+    entry = approvals.approve("heart", digest=shown.digest)
     assert (entry.state, entry.by, entry.digest) == ("approved", "owner", study.digest)
     assert Approvals(tmp_path).admit(study, rule="ask") is False
 
@@ -62,10 +68,28 @@ def test_a_changed_configuration_under_an_approved_name_is_refused(tmp_path):
 
 def test_a_study_that_waits_may_be_corrected(tmp_path):
     approvals = Approvals(tmp_path)
+    shown = []
     for seed in (0, 1):
         with pytest.raises(DeclinedError, match="waits"):
             approvals.admit(of_formula("heart", FORMULA, seed=seed), rule="ask")
-    assert approvals.approve("heart").digest == of_formula("heart", FORMULA, seed=1).digest
+        shown.append(approvals.find("heart").digest)
+    with pytest.raises(ValueError, match="has changed since it was shown"):
+        approvals.approve("heart", digest=shown[0])
+    assert approvals.find("heart").state == "waiting"
+    assert approvals.approve("heart", digest=shown[1]).state == "approved"
+
+
+@pytest.mark.parametrize("text", ["[{", "[]", '{"heart": 3}', '{"heart": {"state": "approved"}}'])
+def test_damaged_approvals_are_told_to_the_owner_and_let_nothing_in(tmp_path, text):
+    (tmp_path / "approvals.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"approvals\.json is damaged .* approve the studies again"
+    ):
+        Approvals(tmp_path).find("heart")
+    with pytest.raises(DeclinedError, match="list of approved studies is damaged") as error:
+        Approvals(tmp_path).admit(of_formula("heart", FORMULA), rule="listed")
+    assert str(tmp_path) not in error.value.why
+    assert str(tmp_path) in error.value.detail
 
 
 def test_the_audit_log_keeps_whole_lines_and_is_the_owners_alone(tmp_path):
@@ -187,6 +211,65 @@ def test_what_the_owner_does_not_allow_is_refused_before_a_row_is_read(
         check_study(site, study)
     assert error.value.reason == reason
     assert words in error.value.why
+
+
+def test_an_older_ledger_than_the_audit_log_lets_nothing_leave(tmp_path):
+    budget, log = Privacy(epsilon=9.0, delta=1e-5), AuditLog(tmp_path / "audit.jsonl")
+    for at in range(3):
+        SiteLedger(tmp_path, budget).charge("a", ROUND)
+        for _ in range(2):  # a round that is asked for twice is one answer
+            log.write("sent", study="a", what="an upload", kind="round", epoch=1, round=at)
+        if at == 1:
+            old = (tmp_path / "ledger.json").read_bytes()
+    SiteLedger(tmp_path, budget).charge("b", ROUND)
+    (tmp_path / "ledger.json").write_bytes(old)
+    with pytest.raises(DeclinedError, match="older than its audit log") as error:
+        SiteLedger(tmp_path, budget).charge("b", ROUND)
+    assert "counts 2 answers of 'a', and the audit log has 3" in error.value.detail
+    (tmp_path / "ledger.json").unlink()
+    with pytest.raises(DeclinedError, match="older than its audit log"):
+        SiteLedger(tmp_path, budget).charge("b", ROUND)
+
+
+def test_the_secret_key_is_whole_and_its_owners_alone(tmp_path, monkeypatch):
+    site = site_of(tmp_path)
+    state = site.site.state
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files, "sync", lambda file: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(OSError, match="disk is full"):
+            secret_of(site)
+    assert not list(state.iterdir())  # nothing, or all of it
+    key = secret_of(site)
+    assert jax.random.key_data(secret_of(site)).tolist() == jax.random.key_data(key).tolist()
+    assert [path.name for path in state.iterdir()] == ["secret.key"]
+    assert stat.S_IMODE((state / "secret.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    for text in ("", "abcd", "not a key"):
+        (state / "secret.key").write_text(text)
+        with pytest.raises(DeclinedError, match="secret key of basel is damaged") as error:
+            secret_of(site)
+        assert str(state) not in error.value.why
+
+
+def test_a_state_folder_that_others_can_read_is_closed_when_the_site_opens(tmp_path):
+    path = write_site(tmp_path, "basel", table_of(1))
+    inner = tmp_path / "covey-site" / "results" / "heart"
+    inner.mkdir(parents=True)
+    (inner / "predictions.csv").write_text("row\n")
+    (inner / "predictions.csv").chmod(0o644)
+    open_handler(path).close()
+    modes = {
+        one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.rglob("covey-site/**/*")
+    }
+    assert modes == {"results": 0o700, "heart": 0o700, "predictions.csv": 0o600}
+    assert stat.S_IMODE((tmp_path / "covey-site").stat().st_mode) == 0o700
+
+
+def test_approvals_and_ledger_are_their_owners_alone(tmp_path):
+    Approvals(tmp_path).admit(of_formula("heart", FORMULA), rule="listed")
+    SiteLedger(tmp_path, Privacy(budget="none")).charge("heart", None)
+    for name in ("approvals.json", "ledger.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
 def test_columns_that_are_not_opened_are_not_there(tmp_path):

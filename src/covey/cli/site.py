@@ -33,21 +33,31 @@ def approve_command(
             help="Digest, or its beginning, that the coordinator has told you; any by default.",
         ),
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Approve without being asked, in scripts.")
+    ] = False,
 ) -> None:
-    """Approve a study that waits, after showing what it is."""
+    """Show a study that waits, and approve it once you have said yes."""
     with mistakes_in_one_line():
         from covey.deploy.approval import Approvals
         from covey.deploy.audit import AuditLog
+        from covey.deploy.owner_words import approval_sentences
         from covey.deploy.site_file import read
 
         found = read(site)
         folder = found.site.state
         if not folder.is_dir():
             raise ValueError(f"no study has come to {found.name} yet: there is no folder {folder}")
-        entry = Approvals(folder).approve(study, digest=digest)
+        approvals = Approvals(folder)
+        entry = approvals.find(study, digest=digest)
+        for sentence in approval_sentences(found, study, entry):
+            console.print(Text(sentence), soft_wrap=True)
+        if entry.state == "approved":
+            return
+        if not yes:
+            typer.confirm("Approve this study?", abort=True)
+        entry = approvals.approve(study, digest=entry.digest)
         AuditLog(folder / "audit.jsonl").write(
             "approved", study=study, digest=entry.digest, what=f"approved by the {entry.by}"
         )
-        for sentence in entry.words:
-            console.print(Text(sentence), soft_wrap=True)
         console.print(Text(f"approved {study} {entry.digest}"), soft_wrap=True)

@@ -12,9 +12,14 @@ from typing import BinaryIO
 SUFFIX = ".part"  # of a file that is being written
 
 
-def write(path: Path, *parts: bytes) -> None:
+def write(path: Path, *parts: bytes, private: bool = False) -> None:
     """Write or replace a file. After a crash or on a full disk the old file is there, whole, and
     nothing else.
+
+    Args:
+        path: The file.
+        parts: Its bytes, one part after the other.
+        private: Whether only its owner may read and write it (mode 600).
 
     Raises:
         OSError: it could not be written; what was at `path` before is untouched.
@@ -23,6 +28,8 @@ def write(path: Path, *parts: bytes) -> None:
     with explained(path):
         try:
             with part.open("wb") as file:
+                if private:
+                    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
                 file.writelines(parts)
                 sync(file)
             part.replace(path)

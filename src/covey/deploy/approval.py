@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from covey.core import atomic_files
+from covey.deploy.plain_values import checked
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.study import Study
 
@@ -44,18 +45,22 @@ class Approvals:
         self._lock = folder / "approvals.lock"
 
     def entries(self) -> dict[str, Entry]:
-        """All studies by name."""
+        """All studies by name.
+
+        Raises:
+            ValueError: The file is damaged; the message says what to do.
+        """
         if not self._path.exists():
             return {}
         try:
             content = json.loads(self._path.read_text("utf-8"))
-            return {
-                name: Entry(**(entry | {"words": tuple(entry["words"])}))
-                for name, entry in content.items()
-            }
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(content, dict):
+                raise ValueError("it holds no table of studies")
+            return {name: checked(Entry, entry) for name, entry in content.items()}
+        except ValueError as error:
             raise ValueError(
-                f"{self._path} is damaged ({error}); remove it, and approve studies again"
+                f"{self._path} is damaged ({error}); put a copy of it back, or remove it and "
+                "approve the studies again"
             ) from None
 
     def admit(self, study: Study, *, rule: Literal["ask", "listed"]) -> bool:
@@ -70,10 +75,14 @@ class Approvals:
 
         Raises:
             DeclinedError: It waits for the owner, or its name was approved with another
-                configuration.
+                configuration; or the list is damaged, and nothing is let in.
         """
         with self._held():
-            entries = self.entries()
+            try:
+                entries = self.entries()
+            except ValueError as error:
+                why = "the site's list of approved studies is damaged; its owner has to restore it"
+                raise DeclinedError("approval", why, str(error)) from None
             known = entries.get(study.name)
             if known is not None and known.state == "approved":
                 if known.digest == study.digest:
@@ -95,32 +104,52 @@ class Approvals:
             f"site's owner: `covey site approve {study.name}` there",
         )
 
-    def approve(self, name: str, *, digest: str | None = None) -> Entry:
+    def find(self, name: str, *, digest: str | None = None) -> Entry:
+        """A study that has come, as its owner is to read it before approving.
+
+        Args:
+            name: Its name.
+            digest: The beginning of its digest, as the coordinator has told it. Default: any.
+
+        Raises:
+            ValueError: No study of this name and digest has come.
+        """
+        entries = self.entries()
+        entry = entries.get(name)
+        if entry is None:
+            waiting = [one for one, found in entries.items() if found.state == "waiting"]
+            raise ValueError(
+                f"no study {name!r} has come to this site; waiting: {', '.join(waiting) or 'none'}"
+            )
+        if digest is not None and not (digest and entry.digest.startswith(digest)):
+            raise ValueError(
+                f"the study {name!r} that came has the digest {entry.digest}, not {digest}...: "
+                "ask its coordinator which is meant"
+            )
+        return entry
+
+    def approve(self, name: str, *, digest: str) -> Entry:
         """Approve a study that waits.
 
         Args:
             name: Its name.
-            digest: The beginning of its digest, to be sure. Default: whichever waits.
+            digest: Its whole digest, as it was shown to the owner: a study that has changed since
+                then is not approved.
 
         Returns:
             The entry, as approved.
 
         Raises:
-            ValueError: No study of this name and digest waits.
+            ValueError: No study of this name has come, or it has another digest now.
         """
         with self._held():
             entries = self.entries()
-            entry = entries.get(name)
-            if entry is None:
-                waiting = [one for one, found in entries.items() if found.state == "waiting"]
+            entry = self.find(name)
+            if entry.digest != digest:
                 raise ValueError(
-                    f"no study {name!r} has come to this site; waiting: "
-                    f"{', '.join(waiting) or 'none'}"
-                )
-            if digest is not None and not (digest and entry.digest.startswith(digest)):
-                raise ValueError(
-                    f"the study {name!r} that came has the digest {entry.digest}, not {digest}...: "
-                    "ask its coordinator which is meant"
+                    f"the study {name!r} has changed since it was shown: its digest was {digest} "
+                    f"and is now {entry.digest}. Nothing is approved; read it again, and ask its "
+                    "coordinator which is meant"
                 )
             if entry.state == "approved":
                 return entry
@@ -130,7 +159,8 @@ class Approvals:
 
     def _write(self, entries: dict[str, Entry]) -> None:
         content = {name: entry._asdict() for name, entry in entries.items()}
-        atomic_files.write(self._path, json.dumps(content, indent=1).encode())
+        text = json.dumps(content, indent=1)
+        atomic_files.write(self._path, text.encode(), private=True)
 
     @contextmanager
     def _held(self) -> Iterator[None]:

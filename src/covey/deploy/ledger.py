@@ -4,11 +4,16 @@ A server's ledger is about one run, and the server keeps it. This one is the own
 every answer that the site has computed, in every study, and is written before the answer leaves.
 
 The noise that it counts on comes from the site's own key, which no server knows
-(`site_study.secret_of`).
+(`secret_key.secret_of`).
+
+A ledger that counts fewer answers of a study than the audit log beside it is an old copy: nothing
+leaves until its owner has restored it. Where the whole folder is set back, log and ledger agree;
+what was answered since then is not counted, and only the owner can know.
 """
 
 import fcntl
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from covey.core import atomic_files
+from covey.deploy.audit import AuditLog
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import Privacy
 from covey.privacy.accountants import rdp_of_several
@@ -53,6 +59,7 @@ class SiteLedger:
 
     def __init__(self, folder: Path, privacy: Privacy):
         self._path, self._privacy = folder / "ledger.json", privacy
+        self._log, self._is_current = AuditLog(folder / "audit.jsonl"), False
 
     def charges(self) -> list[Charge]:
         """What each study has had."""
@@ -69,6 +76,8 @@ class SiteLedger:
                 "budget",
                 f"the site's privacy ledger cannot be read ({type(error).__name__}), so that "
                 "nothing may leave; its owner has to restore it",
+                f"{self._path} is damaged ({error}), so that nothing may leave: put the newest "
+                "copy of it back",
             ) from None
 
     def rounds(self, study: str) -> int:
@@ -105,10 +114,12 @@ class SiteLedger:
             mechanism: What the answer reveals of a row.
 
         Raises:
-            DeclinedError: The budget does not allow it; nothing is counted then.
+            DeclinedError: The budget does not allow it, or the ledger is an old copy; nothing is
+                counted then.
             OSError: The ledger cannot be written.
         """
         with self._held():
+            self._need_current()
             charges = _with_one_more(self.charges(), study, mechanism)
             if self._privacy.budget != "none":
                 self._check(charges, study)
@@ -117,7 +128,30 @@ class SiteLedger:
                 | {"mechanism": None if one.mechanism is None else asdict(one.mechanism)}
                 for one in charges
             ]
-            atomic_files.write(self._path, json.dumps(content, indent=1).encode())
+            text = json.dumps(content, indent=1)
+            atomic_files.write(self._path, text.encode(), private=True)
+
+    def _need_current(self) -> None:
+        """A refusal where the log has answers that the ledger does not count; looked at once."""
+        if self._is_current:
+            return
+        sent = {
+            (one.get("study"), one.get("kind"), one.get("epoch"), one.get("round"))
+            for one in self._log.lines()
+            if one.get("event") == "sent" and one.get("kind") == "round"
+        }
+        logged = Counter(str(study) for study, *_ in sent)
+        for study, count in logged.items():
+            if self.rounds(study) < count:
+                raise DeclinedError(
+                    "budget",
+                    "the site's privacy ledger is older than its audit log, so that nothing may "
+                    "leave; its owner has to restore it",
+                    f"{self._path} counts {self.rounds(study)} answers of {study!r}, and the audit "
+                    f"log has {count}: the ledger is an old copy, or was removed. Put the newest "
+                    "one back",
+                )
+        self._is_current = True
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from covey.deploy.approval import Approvals
+from covey.deploy.approval import Approvals, Entry
 from covey.deploy.ledger import SiteLedger
+from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import open_table
 from covey.fitting.tables import Table, column
@@ -39,6 +40,26 @@ def sentences_of(site: SiteFile) -> Iterator[str]:
         yield f"  {name}: {_column(table, name, site.limits.min_count)}"
     yield from _limits(site)
     yield from _state(site)
+
+
+def approval_sentences(site: SiteFile, name: str, entry: Entry) -> Iterator[str]:
+    """What an owner agrees to by approving a study: what it is, what leaves, and how much.
+
+    Args:
+        site: What the owner allows.
+        name: The study's name.
+        entry: What has come of it.
+    """
+    yield f"Study {name}, {entry.state} since {entry.since}."
+    yield from entry.words
+    if entry.state == "approved":
+        yield f"It was approved by the {entry.by} already."
+        return
+    yield "Compare the digest with the one that the study's coordinator has told you."
+    yield "If you approve it, these leave the site:"
+    yield "  a description of these columns: `covey site check` says what is in it;"
+    yield "  the number of rows that the study uses, and sums over them in every round."
+    yield from _limits(site)
 
 
 def _who(site: SiteFile) -> Iterator[str]:
@@ -105,8 +126,12 @@ def _state(site: SiteFile) -> Iterator[str]:
         yield f"No study has come yet; {folder} will hold approvals, ledger, audit log, results."
         return
     ledger = SiteLedger(folder, site.privacy)
+    try:
+        charges = ledger.charges()
+    except DeclinedError as error:
+        raise ValueError(error.detail) from None
     for name, entry in Approvals(folder).entries().items():
-        answers = ledger.rounds(name)
+        answers = sum(one.rounds for one in charges if one.study == name)
         yield (
             f"Study {name} ({entry.digest[:16]}): {entry.state} since {entry.since}; {answers} "
             f"answer{'s' * (answers != 1)} so far."

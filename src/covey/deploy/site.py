@@ -13,6 +13,7 @@ from covey.deploy.approval import Approvals
 from covey.deploy.audit import AuditLog
 from covey.deploy.ledger import SiteLedger
 from covey.deploy.policy import check_study
+from covey.deploy.private_files import close_to_others, make_folder
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_study import StudyAtSite
@@ -55,7 +56,8 @@ def open_handler(site_toml: str | Path) -> "SiteHandler":
         OSError: The site's folder cannot be made.
     """
     found = site_file.read(site_toml)
-    found.site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(found.site.state)
+    close_to_others(found.site.state)
     return SiteHandler(found)
 
 

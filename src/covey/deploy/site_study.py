@@ -7,17 +7,13 @@ from its own disk, in the middle of the rounds.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
 
-from covey.core import atomic_files, keys
+from covey.core import atomic_files
 from covey.core.algorithm import Plan
 from covey.core.cohort import full
 from covey.core.compiling import compile_quickly
@@ -27,7 +23,9 @@ from covey.data.roster import spec_from
 from covey.deploy.ledger import SiteLedger
 from covey.deploy.part import Part, Work
 from covey.deploy.plain_values import checked
+from covey.deploy.private_files import close_to_others, make_folder
 from covey.deploy.refusal import DeclinedError
+from covey.deploy.secret_key import secret_of
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import digest_of, table_for_studies
 from covey.deploy.study import Study, from_json
@@ -113,8 +111,9 @@ class StudyAtSite:
         if self.member is None:
             raise DeclinedError("message", "the study has not been started at this site")
         folder = self.site.site.state / "results" / self.study.name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.part.write(content, self.member, folder)
+        close_to_others(folder)
         return folder
 
     def close(self) -> None:
@@ -133,7 +132,7 @@ class StudyAtSite:
 
     def _keep(self, setup: Setup) -> None:
         text = json.dumps(setup._asdict(), sort_keys=True)
-        atomic_files.write(self.folder / "setup.json", text.encode())
+        atomic_files.write(self.folder / "setup.json", text.encode(), private=True)
         self.setup = setup
 
     def _open(self) -> None:
@@ -222,7 +221,7 @@ def begin_study(site: SiteFile, study: Study, *, server: str, position: int) -> 
             raise DeclinedError("study", f"{site.name} has another index in this study")
         return StudyAtSite(site, study, known)
     setup = Setup(study.text, server, position, digest_of(table_for_studies(site)))
-    folder_of(site, study.name).mkdir(parents=True, exist_ok=True)
+    make_folder(folder_of(site, study.name))
     found = StudyAtSite(site, study, setup)
     found._keep(setup)
     return found
@@ -267,30 +266,6 @@ def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
             f"got a message of {digest[:16]}; a changed study needs another name",
         )
     return StudyAtSite(site, found, known)
-
-
-def secret_of(site: SiteFile) -> Key[Array, ""]:
-    """The site's own key, made from this machine's entropy when it is first needed.
-
-    Only the site's owner can read the file. The noise of an answer follows from this key and from
-    the whole message that is answered (`core.keys.message_key`), so that a site that is set back to
-    a backup never sends the same noise with two different messages.
-
-    Args:
-        site: What the owner allows.
-    """
-    path = site.site.state / "secret.key"
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        words = np.frombuffer(bytes.fromhex(path.read_text().strip()), np.uint32)
-        return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
-    key = keys.secret_key()
-    with os.fdopen(handle, "w") as file:
-        file.write(np.asarray(jax.random.key_data(key)).tobytes().hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return key
 
 
 def mechanism_of(work: Work, own: int, examples: int) -> LangevinMechanism | None:
