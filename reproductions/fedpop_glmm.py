@@ -35,7 +35,7 @@ from covey.core.labels import labels
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.datasets.loaders import load
-from covey.inference.posterior import SharedApproximation
+from covey.inference.shared import SharedApproximation
 from covey.kernels import ornstein_uhlenbeck
 from covey.models import gaussian, mixed_linear, mixed_logistic
 from reproductions.result import Claim, Report, Row, Scale, with_changes

@@ -146,9 +146,15 @@ def test_the_posterior_of_what_all_share(tmp_path):
     assert "weight[x1]" in said
     drawn = xarray.load_dataset(tmp_path / "draws.nc")["weight"]
     assert (drawn.shape, drawn["column"].values.tolist()) == ((2, 10, 2), ["x0", "x1"])
-    code, said = call("posterior", out, "--draws", 5)
+    thinned = tmp_path / "thinned.nc"
+    code, said = call("posterior", out, "--draws", 5, "--chains", 2, "--out", thinned)
+    assert code == 0, said
+    np.testing.assert_array_equal(
+        xarray.load_dataset(thinned)["weight"], drawn.isel(draw=slice(1, None, 2))
+    )
+    code, said = call("posterior", out, "--draws", 11)
     assert (code, len(said.strip().splitlines())) == (2, 1)
-    assert "have been drawn: leave --draws and --chains away" in said
+    assert "there are 10 draws per chain, and 11 were asked for" in said
 
 
 @pytest.mark.slow

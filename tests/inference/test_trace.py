@@ -12,6 +12,7 @@ from problems import linear_gaussian
 
 from covey.core import cohort
 from covey.core.shard import Axis
+from covey.inference.drawing import SHARED_ROUNDS
 from covey.inference.trace import as_tree, netcdf, summarise
 from covey.runs.launch import run
 
@@ -185,12 +186,31 @@ def test_autocorrelation_costs_effective_draws():
             r"2 of 2 parameters are poor, the first of a x \(R-hat up to 1\.[1-9].*more rounds",
         ),
         (chains(0, shape=(2, 4, 100), memory=0.95), r"effective draws down to \d\d?\)"),
-        (np.where(np.arange(2)[:, None, None] == 0, np.nan, chains(0)), "1 of 2 parameters"),
+        (
+            np.where(np.arange(2)[:, None, None] == 0, np.nan, chains(0)),
+            r"1 of 2 parameters .* a x \(1 with draws that are not finite\)",
+        ),
     ],
 )
 def test_poor_draws_are_told(draws, told):
     with pytest.warns(UserWarning, match=told):
         summarise(as_tree({"x": draws}, ["a", "b"], {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("shape", "unknown", "told"),
+    [
+        ((1, 1, 500), {"r_hat"}, "R-hat is NaN: it compares chains, and there is one; .* chains=4"),
+        ((1, 4, 3), {"r_hat", "ess_bulk", "ess_tail", "mcse_mean"}, "at least 4 draws per chain"),
+        ((1, 1, 1), {"sd", "r_hat", "ess_bulk", "ess_tail", "mcse_mean"}, "per chain, got 1; take"),
+    ],
+)
+@pytest.mark.parametrize("attributes", [{}, SHARED_ROUNDS])
+def test_what_cannot_be_known_is_nan_and_the_reason_is_told(shape, unknown, told, attributes):
+    with pytest.warns(UserWarning, match=told) as warned:
+        table = summarise(as_tree({"x": chains(0, shape=shape)}, None, attributes, {}))
+    assert len(warned) == 1  # what is unknown is not called poor
+    assert set(table.columns[table.isna().any()]) == unknown
 
 
 def test_a_number_that_never_changes_is_not_poor():
@@ -219,7 +239,7 @@ def test_draws_come_back_from_netcdf(tmp_path):
     [
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"chains": 0}, "chains must be at least 1, got 0"),
-        ({"count": 3}, "at least 4 draws"),
+        ({"count": True}, "count must be a whole number, got True"),
         ({"probability": 90.0}, "between 0 and 1"),
     ],
 )

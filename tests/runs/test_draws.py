@@ -116,6 +116,58 @@ def test_a_summary_has_the_diagnostics_of_all_chains(whole):
     assert done.posterior.shared.trace()["posterior"]["weight"].dims[:2] == ("chain", "draw")
 
 
+def test_chains_take_the_arguments_of_a_law(whole):
+    """`count` draws per chain are thinned from those kept, up to the newest; none is drawn anew."""
+    posterior = whole[0].posterior.shared
+    every = posterior.draws()
+    some = posterior.draws(4, chains=1)
+    same(some, jax.tree.map(lambda leaf: leaf[:1, [1, 4, 7, 10]], every))
+    same(posterior.draws(3, skip=2, every=3), jax.tree.map(lambda leaf: leaf[:, 2::3], every))
+    assert dict(posterior.trace(4, chains=1)["posterior"].sizes)["draw"] == 4
+    with (
+        pytest.warns(UserWarning, match="the draws of 4 of 4 parameters are poor"),
+        pytest.warns(UserWarning, match="R-hat is NaN: it compares chains, and there is one"),
+    ):
+        table = posterior.summary(count=11, chains=1)
+    np.testing.assert_allclose(table.loc["bias", "mean"], every.bias[0].mean(), rtol=1e-5)
+    for arguments, told in (
+        ({"count": 12}, "there are 11 draws per chain, and 12 were asked for: chains are not"),
+        ({"count": 9, "skip": 2, "every": 3}, "there are 3 draws per chain, and 9 were asked"),
+        ({"chains": 3}, "has walked 2 chains, and 3 were asked for: .* give the method chains=3"),
+        ({"count": 0}, "count must be at least 1, got 0"),
+        ({"every": 0}, "every must be at least 1, got 0"),
+    ):
+        for ask in (posterior.draws, posterior.trace, posterior.summary):
+            with pytest.raises(ValueError, match=told):
+                ask(**arguments)
+
+
+def test_predictions_average_over_as_many_draws_as_asked_for(whole):
+    """Evenly spaced over all chains, not those of one."""
+    posterior = whole[0].posterior.shared
+    draws = jax.tree.map(lambda leaf: leaf[:, [10]].astype(float), posterior.draws())
+    each = 1 / (1 + np.exp(-(np.tensordot(draws.weight, X.T, 1) + draws.bias[..., None])))
+    np.testing.assert_allclose(posterior.predict(X, count=2).mean[:, 1], each.mean((0, 1)), 1e-4)
+    np.testing.assert_array_equal(posterior.predict(X, count=22).mean, posterior.predict(X).mean)
+    with pytest.raises(ValueError, match="there are 22 draws of all chains, and 23 were asked for"):
+        posterior.predict(X, count=23)
+
+
+def test_new_rows_are_scaled_as_the_training_rows_were(whole):
+    done, _ = whole
+    scaled, _ = DATA.standardised()
+    posterior = done.posterior
+    posterior._data = scaled
+    raw = posterior.shared.predict(X).mean
+    expected = done.posterior.shared.predict(scaled.rows_from(X)).mean
+    np.testing.assert_allclose(raw, expected, rtol=1e-5)
+    np.testing.assert_array_equal(
+        posterior.shared.predict(X, standardised=True).mean, done.posterior.shared.predict(X).mean
+    )
+    with pytest.raises(ValueError, match="the new rows have shape"):
+        posterior.shared.predict(X[:, :2])
+
+
 def test_what_there_is_not_is_named(whole):
     done, _ = whole
     with pytest.raises(

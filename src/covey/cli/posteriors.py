@@ -28,10 +28,20 @@ def posterior_command(
         bool, typer.Option("--held-out", help="Clients that were held out from the run.")
     ] = False,
     draws: Annotated[
-        int | None, typer.Option("--draws", help="Draws per chain; 1000 by default.")
+        int | None,
+        typer.Option(
+            "--draws",
+            help="Draws per chain. Default: 1000; of chains that the run has walked, all that it "
+            "kept, and otherwise so many of them, evenly spaced.",
+        ),
     ] = None,
     chains: Annotated[
-        int | None, typer.Option("--chains", help="Independent chains; 4 by default.")
+        int | None,
+        typer.Option(
+            "--chains",
+            help="Chains. Default: 4; of chains that the run has walked, all, and otherwise the "
+            "first so many.",
+        ),
     ] = None,
     probability: Annotated[
         float, typer.Option("--probability", help="Probability of the credible intervals.")
@@ -56,7 +66,7 @@ def posterior_command(
         from covey.config import configuration
         from covey.core import atomic_files
         from covey.inference import trace
-        from covey.inference.posterior import check_probability
+        from covey.inference.drawing import check_probability
         from covey.report.tables import summary_table
 
         check_probability(probability)
@@ -66,8 +76,10 @@ def posterior_command(
         wanted = _posteriors(done, held if held_out else None, clients, shared=shared)
         if out is not None and len(wanted) > 1:
             raise ValueError(f"--out writes one posterior: add --shared or --client to {out}")
+        given = {"count": draws, "chains": chains}
+        asked = {name: value for name, value in given.items() if value is not None}
         for about, posterior in wanted.items():
-            drawn = posterior.trace(**_count(posterior, draws, chains))
+            drawn = posterior.trace(**asked)
             table = trace.summarise(drawn, probability=probability)
             title = f"{done.name}, {about}: {done.method.name} after {done.round} rounds"
             console.print(*summary_table(title, table, probability))
@@ -76,20 +88,6 @@ def posterior_command(
                 content = trace.netcdf(drawn) if out.suffix == ".nc" else table.to_csv().encode()
                 atomic_files.write(out, content)
                 console.print(Text(f"written to {out}"), soft_wrap=True)
-
-
-def _count(posterior: object, draws: int | None, chains: int | None) -> dict[str, int]:
-    """How many draws to ask for; those of a run's chains have been drawn already."""
-    from covey.inference.posterior import SharedChains
-
-    if not isinstance(posterior, SharedChains):
-        return {
-            "count": 1000 if draws is None else draws,
-            "chains": 4 if chains is None else chains,
-        }
-    if draws is not None or chains is not None:
-        raise ValueError("the chains of this run have been drawn: leave --draws and --chains away")
-    return {}
 
 
 def _posteriors(

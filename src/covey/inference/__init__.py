@@ -16,12 +16,8 @@ from covey.inference.coverage import (
 )
 from covey.inference.initialisation import spectral_start
 from covey.inference.out_of_distribution import auroc, entropy, max_probability_score
-from covey.inference.posterior import (
-    ClientPosterior,
-    RunPosterior,
-    SharedApproximation,
-    SharedChains,
-)
+from covey.inference.posterior import ClientPosterior, RunPosterior
+from covey.inference.shared import SharedApproximation, SharedChains
 from covey.inference.smoothing import local_linear
 from covey.inference.wasserstein import distance_of_draws, gaussian_distance
 

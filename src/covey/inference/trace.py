@@ -18,12 +18,12 @@ from jaxtyping import PyTree
 
 from covey.core.labels import labels
 from covey.core.shard import Axis
-from covey.inference.posterior import SHARED_ROUNDS, check_probability
+from covey.inference.drawing import SHARED_ROUNDS, check_probability
 from covey.inference.shared_noise import effective
 
 HIGHEST_R_HAT = 1.05  # above, chains have not found the same distribution
 FEWEST_EFFECTIVE = 100  # independent draws; below, the ends of an interval are guesses
-_FEWEST_DRAWS = 4  # ArviZ halves each chain, and a variance needs two
+FEWEST_DRAWS = 4  # ArviZ halves each chain, and a variance needs two
 _COLUMNS = ["ess_bulk", "ess_tail", "r_hat", "mcse_mean"]
 
 
@@ -64,8 +64,8 @@ def as_tree(
 
 
 def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFrame:
-    """A line a parameter (a client and parameter, if the tree has clients), with a warning where
-    the draws are too poor.
+    """One line per parameter (per client and parameter, if the tree has clients), with a warning
+    where the draws are too poor, and where a diagnostic is NaN because it cannot be known.
 
     Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9,
     then ess_bulk, ess_tail, r_hat and mcse_mean (Vehtari, Gelman, Simpson, Carpenter and Bürkner
@@ -73,11 +73,7 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
     estimates, one for independent chains and one that allows for noise that they share.
     """
     check_probability(probability)
-    if tree["posterior"].sizes["draw"] < _FEWEST_DRAWS:
-        raise ValueError(
-            f"a summary needs at least {_FEWEST_DRAWS} draws a chain, got "
-            f"{tree['posterior'].sizes['draw']}"
-        )
+    chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
     exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
     with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
         found = summary(
@@ -85,14 +81,17 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
         )
     interval = [f"{side}_{100 * probability:g}" for side in ("lower", "upper")]
     found = found.assign_coords(summary=["mean", "sd", *interval, *_COLUMNS, "mcse_sd"])
-    if SHARED_ROUNDS.items() <= tree["posterior"].attrs.items():
+    if draws >= FEWEST_DRAWS and SHARED_ROUNDS.items() <= tree["posterior"].attrs.items():
         drawn = tree["posterior"].to_dataset()
         found = found.map(lambda of: _with_shared_noise(of, drawn[of.name]))
     table = pd.concat([_lines(found[name]) for name in found.data_vars]).drop(columns="mcse_sd")
     if "client" in found.dims:  # together what is of one client, in the order that was asked for
         clients, _ = pd.factorize(table.index.get_level_values("client"))
         table = table.iloc[np.argsort(clients, kind="stable")]
-    _warn(table)
+    if chains * draws == 1:
+        table["sd"] = np.nan  # not 0: nothing is known of it
+    _warn_of_unknown(chains, draws)
+    _warn_of_poor(table, several=chains > 1)
     return table
 
 
@@ -148,22 +147,40 @@ def _lines(found: xarray.DataArray) -> pd.DataFrame:
     )
 
 
-def _warn(table: pd.DataFrame) -> None:
-    """One line where chains disagree or are worth few draws. Numbers that never change have no
-    R-hat and are no reason.
+def _warn_of_unknown(chains: int, draws: int) -> None:
+    """Why a whole column is NaN."""
+    if draws < FEWEST_DRAWS:
+        text = (
+            "R-hat, effective draws and the Monte Carlo error are NaN: they need at least "
+            f"{FEWEST_DRAWS} draws per chain, got {draws}; take more draws, or run more rounds"
+        )
+    elif chains == 1:
+        text = "R-hat is NaN: it compares chains, and there is one; take more chains, e.g. chains=4"
+    else:
+        return
+    warnings.warn(text, stacklevel=5)  # whoever called Posterior.summary
+
+
+def _warn_of_poor(table: pd.DataFrame, *, several: bool) -> None:
+    """One line where chains disagree or are worth few draws. Parameters that never change have no
+    R-hat and are no reason; neither is what cannot be known, of which `_warn_of_unknown` tells.
     """
     r_hat, spread = table["r_hat"].to_numpy(), table["sd"].to_numpy()
     effective = np.minimum(table["ess_bulk"].to_numpy(), table["ess_tail"].to_numpy())
-    poor = np.flatnonzero(
-        ~((r_hat <= HIGHEST_R_HAT) & (effective >= FEWEST_EFFECTIVE)) & (spread != 0)
+    lost = ~np.isfinite(table["mean"].to_numpy())
+    apart, few = several & (r_hat > HIGHEST_R_HAT), effective < FEWEST_EFFECTIVE
+    poor = np.flatnonzero(lost | ((apart | few) & (spread != 0)))
+    if not poor.size:
+        return
+    first = table.index[poor[0]]
+    found = [
+        *([f"R-hat up to {np.nanmax(r_hat[poor]):.3g}"] if np.any(apart[poor]) else []),
+        *([f"effective draws down to {np.nanmin(effective[poor]):.0f}"] if few[poor].any() else []),
+        *([f"{lost.sum()} with draws that are not finite"] if lost.any() else []),
+    ]
+    warnings.warn(
+        f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
+        f"{first if isinstance(first, str) else ' '.join(first)} ({', '.join(found)}): take more "
+        "draws, or run with more rounds, a longer burn-in or another step size",
+        stacklevel=5,  # whoever called Posterior.summary
     )
-    if poor.size:
-        first = table.index[poor[0]]
-        warnings.warn(
-            f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
-            f"{first if isinstance(first, str) else ' '.join(first)} (R-hat up to "
-            f"{r_hat[poor].max():.3g}, effective draws down "
-            f"to {effective[poor].min():.0f}): take more draws, or run with more rounds, a longer "
-            "burn-in or another step size",
-            stacklevel=4,  # whoever called Posterior.summary
-        )

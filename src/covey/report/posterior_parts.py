@@ -85,14 +85,16 @@ def _attempt(
 
 
 def _shared_part(run: Any, scale: Scale) -> tuple[PosteriorParts, dict[str, np.ndarray]]:
+    from covey.inference.trace import FEWEST_DRAWS, summarise  # ArviZ takes seconds to import
+
     posterior = run.posterior.shared
     trace = posterior.trace()
+    if (kept := trace["posterior"].sizes["draw"]) < FEWEST_DRAWS:
+        raise ValueError(f"the run has kept {kept} draws per chain, too few for a table of effects")
     drawn = flat_draws(trace)
     if len(drawn) > _MOST_PARAMETERS:
         sentence = f"The posterior has {len(drawn)} parameters, too many for a table."
         return PosteriorParts(sentences=(sentence,)), drawn
-    from covey.inference.trace import summarise  # ArviZ takes seconds to import
-
     table = _renamed(summarise(trace))
     features = list(run.data.spec.features or ())
     own = table["term"].isin(features) if features else table["parameter"].str.match(_COLUMN)
