@@ -1,4 +1,4 @@
-"""The seam: what a federated method is.
+"""The interface of a federated method.
 
 An `Algorithm` is a NamedTuple of pure functions. It knows no engine, no cohort, no codec and no
 transport.
@@ -69,14 +69,14 @@ class Aggregate(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is known of a run before its first round, for a method to check.
+    """The plan of a run, which a method checks before the first round.
 
     Attributes:
         counts: Training rows of each client.
         sampler: Who takes part in a round.
         channel: What uploads pass through; None where nothing changes them.
         upload: The shapes of an upload.
-        rounds: How many rounds were asked for; None where that is open.
+        rounds: Rounds asked for; None where the method ends the run.
     """
 
     counts: np.ndarray
@@ -156,7 +156,7 @@ class Posterior(NamedTuple):
             the leading axis.
         axes: (spec) -> {name: Axis}: labels along the arrays of a draw, by their path in it.
         averaged_over: (count) -> the method with predictions that average over `count` draws. None
-            where their number is not free.
+            where their count is fixed.
     """
 
     shared: Chains | Approximation | None = None
@@ -166,12 +166,12 @@ class Posterior(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """What a method finds out about the data before its first round.
+    """The preparation of a method: values found from the data before its first round.
 
     Attributes:
         find: (spec, ask) -> arrays, from what clients answer, e.g. scales and step sizes that suit
             the data; see `Approximation.fit` for `ask`.
-        finish: (what was found) -> the method itself. Server and clients make the same one.
+        finish: (the result of `find`) -> the method itself. Server and clients make the same one.
         queries: What `find` may ask of clients; see `Approximation.queries`.
     """
 
@@ -181,7 +181,7 @@ class Preparation(NamedTuple):
 
 
 class Hooks(NamedTuple):
-    """What a method has to say at certain moments of a run.
+    """Optional functions of a method for certain moments of a run.
 
     Attributes:
         validate: (plan) raises or warns where the plan does not fit the method.
@@ -189,14 +189,13 @@ class Hooks(NamedTuple):
             would help.
         adapt_before_evaluation: Make every client's state by `adapt` from the newest broadcast
             before it is evaluated, instead of remembering one.
-        unsettled: (server state) -> what has not come to rest yet, with numbers, and what to do;
-            None once more rounds would change nothing of interest. A run without a number of
-            rounds ends then, and one that ends before warns.
+        unsettled: (server state) -> what has not converged yet, with its values, and what to do;
+            None once more rounds would change nothing of interest. A run without `rounds=` ends
+            then, and one that ends before warns.
         given_up: (server state) -> why more rounds would not help, and what to do; None while they
-            may. A run without a number of rounds ends then, with this warning.
+            may. A run without `rounds=` ends then, with this warning.
         waiting: (server state) -> rounds in a row that changed nothing, because clients were
-            missing. A run without a number of rounds ends after a few of them, and names the
-            clients.
+            missing. A run without `rounds=` ends after a few of them, and names the clients.
         cautions: (server state, spec) -> what is wrong with the estimates, and what to do; they
             are warnings at the end of a run.
         fixed_shapes: Shapes of a client's state and upload are known not to depend on its rows: an
@@ -217,7 +216,7 @@ class Hooks(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: nine functions, and what it has beyond them.
+    """A federated method: nine functions, and optional ones.
 
     Attributes:
         name: The method's name in reports.
@@ -245,7 +244,7 @@ class Algorithm(NamedTuple):
             The others are zero, and travel only where a channel compresses the upload. Default:
             all entries of all parts.
         hooks: Checks and explanations.
-        preparation: What the method finds out about the data before it can start; None for one
+        preparation: How the method finds values from the data before it can start; None for one
             that is ready.
     """
 
@@ -310,7 +309,7 @@ def need_method(given: object) -> None:
 
 
 def published(algorithm: Algorithm, state: State) -> Message:
-    """What clients evaluate and predict with."""
+    """The state that clients evaluate and predict with."""
     return (algorithm.publish or algorithm.broadcast)(state)
 
 
@@ -355,10 +354,10 @@ def no_posterior(algorithm: Algorithm, of: Literal["shared", "client"]) -> str:
 
 
 def no_state(*_: object) -> Empty:
-    """`init_client`, `commit` and `adapt` of a method whose clients remember nothing."""
+    """`init_client`, `commit` and `adapt` of a method whose clients have no state."""
     return Empty()
 
 
 def keep(pending: State, sent: Message) -> State:
-    """`commit` of a method whose clients keep what they have found, whatever was sent."""
+    """`commit` of a method whose clients take their pending state, whatever was sent."""
     return pending

@@ -1,4 +1,4 @@
-"""What a channel is: the way of an upload from a client to the server."""
+"""Channels: the path of an upload from a client to the server."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from covey.core import tree
 
 
 class Channel(NamedTuple):
-    """What an upload passes through on its way to the server.
+    """The codec of an upload on its way to the server.
 
     Attributes:
         init: (shapes of an upload) -> channel state, e.g. error feedback; `Empty()`

@@ -145,7 +145,7 @@ def uniform(size: int) -> Scheme:
     return scheme
 
 
-@lru_cache(maxsize=64)  # as for everyone: one function for equal numbers
+@lru_cache(maxsize=64)  # as for everyone: one function for equal counts
 def _some(population: int, size: int) -> Sampler:
     # Floyd's algorithm draws `size` integers, a permutation sorts all clients: too slow for a
     # million of them in every round.

@@ -49,7 +49,7 @@ class Faults(NamedTuple):
 
 
 def fate(faults: Faults, root: Key[Array, ""], t: Integer, client_id: Integer) -> Int[Array, ""]:
-    """What happens to a client's messages in a round.
+    """The fate of a client's messages in a round.
 
     Args:
         faults: Probabilities of each fault.

@@ -20,7 +20,7 @@ _IMPLEMENTATION = "threefry2x32"  # with `rbg`, a draw would depend on the batch
 
 
 class Stream(IntEnum):
-    """What a key is for. The values are part of the format of a run: append, never renumber."""
+    """The use of a key. The values are part of the format of a run: append, never renumber."""
 
     INIT = 0
     COHORT = 1
@@ -114,7 +114,7 @@ def key_for(
 
     Args:
         root: Key of the run, from `root_key`.
-        stream: What the key is for.
+        stream: The use of the key.
         round_: Round, counted from 0.
         client_id: Stable integer of the client; None for what the server draws.
 

@@ -23,7 +23,7 @@ def release(array: np.ndarray) -> None:
 
 
 def read_at_random(array: np.ndarray) -> None:
-    """Tell the kernel that pages of a memory-mapped array are used here and there: it then reads
+    """Tell the kernel that pages of a memory-mapped array are used at random: it then reads
     these, and not also the 30 around each.
 
     Args:

@@ -12,7 +12,7 @@ from covey.core.shard import Shard
 
 
 class Node(NamedTuple):
-    """What a client keeps between rounds: the method's state and the channel's."""
+    """A client's state between rounds: that of the method and that of the channel."""
 
     state: State
     channel: State
@@ -34,7 +34,7 @@ def first_node(
 
 
 class Sent(NamedTuple):
-    """What a client sends in a round: its upload as encoded, and what that counts for."""
+    """A client's message in a round: its upload as encoded, and the weight of that."""
 
     payload: PyTree
     weight: Float[Array, ""] | None

@@ -1,4 +1,4 @@
-"""Trees of arrays that say what they are, for messages whose shapes the reader cannot know.
+"""Trees of arrays that describe themselves, for messages whose shapes the reader cannot know.
 
 `wire` needs to be told the structure. Questions and published states may have any, so these travel
 with an outline in JSON: tuples, lists, dictionaries, named tuples, arrays with type and shape. A

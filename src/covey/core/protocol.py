@@ -40,7 +40,7 @@ _TOKEN = 8  # bytes
 
 
 class Kind(IntEnum):
-    """What a message is for. The values are part of the format: append, never renumber."""
+    """The purpose of a message. The values are part of the format: append, never renumber."""
 
     HELLO = 1  # who is there; JSON, answered in JSON
     PREPARE = 2  # what a preparation has found
@@ -83,7 +83,7 @@ class Envelope(NamedTuple):
     """Everything about a message but its body.
 
     Attributes:
-        kind: What the message is for.
+        kind: The purpose of the message.
         study: Name of the study.
         digest: SHA-256 of the study's configuration, 64 hexadecimal digits.
         epoch: Which start of the server this is; later starts have larger ones.
@@ -133,7 +133,7 @@ class Refusal(NamedTuple):
 
 
 def token(message: bytes) -> bytes:
-    """What an answer names the message by that it answers: 8 bytes of its SHA-256."""
+    """The token by which an answer names its message: 8 bytes of the message's SHA-256."""
     return hashlib.sha256(message).digest()[:_TOKEN]
 
 
@@ -312,7 +312,7 @@ def split(body: bytes, count: int) -> list[bytes]:
     """The `count` bodies that `join` made one of.
 
     Raises:
-        WireError: There is another number of them.
+        WireError: The count of bodies is another.
     """
     at = count * _WORD.size
     if len(body) < at:

@@ -35,11 +35,11 @@ class Rows(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What one row looks like, from which a model takes its shapes; and, from an engine, how many
-    there are in all.
+    """The shapes of one row, from which a model takes its own; and, from an engine, the counts of
+    clients and rows.
 
     rows: the row structure with `jax.ShapeDtypeStruct` leaves, without the leading axis.
-    classes: the number of labels, or None where the outcome is a number.
+    classes: the number of labels, or None where the outcome is numeric.
     clients: the number of clients, whether they take part or not.
     examples: the number of training rows that they have together.
     features: the names of the columns of x, where they have names.
@@ -64,7 +64,7 @@ class Spec(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What lies along the first axis of a described value: the name of the dimension, and a label
+    """The first axis of a described value: the name of the dimension, and a label
     for each index along it.
     """
 
@@ -103,7 +103,7 @@ class Shard:
 
 
 class Noted(NamedTuple):
-    """Some rows, and what a client has noted of each."""
+    """Some rows, and the client's notes on each."""
 
     rows: PyTree
     notes: PyTree
@@ -116,7 +116,7 @@ class Noted(NamedTuple):
 )
 @dataclass(frozen=True)
 class NotedShard(Shard):
-    """A shard with notes of the client's own on its rows, from its first row on: `take` gives
+    """A shard with the client's notes on its rows, from its first row on: `take` gives
     both.
     """
 
@@ -214,8 +214,8 @@ def some_rows(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch
 
 
 def poisson_rows(key: Key[Array, ""], data: Shard, batch_size: int | None) -> Batch:
-    """Each of the client's rows by itself, with chance batch_size / rows: `batch_size` of them on
-    average; None takes all.
+    """Each of the client's rows by itself, with probability batch_size / rows: `batch_size` of them
+    on average; None takes all.
 
     The privacy of this is known more exactly than that of `some_rows`. Every row is looked at, so
     it costs as much as all rows.

@@ -119,7 +119,7 @@ def codes_of(
     ends: Int[np.ndarray, " clients"],
     name_of: Callable[[int], str],
 ) -> Int[np.ndarray, " rows"]:
-    """The splits of rows as numbers; an error names the client and its row.
+    """The splits of rows as codes; an error names the client and its row.
 
     Args:
         splits: "train", "validation" or "test" for each row.

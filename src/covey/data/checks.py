@@ -1,4 +1,4 @@
-"""Checks of arguments: clients' names, numbers of rows, columns, limits. Errors say what to do."""
+"""Checks of arguments: clients' names, counts of rows, columns, limits. Errors say what to do."""
 
 import hashlib
 import warnings

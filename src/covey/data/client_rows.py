@@ -102,7 +102,7 @@ class ClientRows:
             split: "train", "validation" or "test".
 
         Returns:
-            The numbers of rows.
+            The counts of rows.
 
         Example:
             >>> import covey

@@ -41,7 +41,7 @@ class Constructors(ClientRows):
             rows: Arrays with all rows on the leading axis, normally `covey.core.shard.Rows(x, y)`.
             counts: Rows per client; 0 is a client without rows.
             ids: Integers in [0, 2**31) that identify the clients. Default: 0, 1, ...
-            names: What reports call the clients. Default: the ids.
+            names: Names of the clients in reports. Default: the ids.
             splits: "train", "validation" or "test" for each row. Default: all are training rows.
             features: Names of the columns of x, for models and summaries. Default: no names.
             outcome: Name of the outcome, for warnings. Default: no name.
@@ -123,7 +123,8 @@ class Constructors(ClientRows):
                 0 rows. Default: the labels of `client`, sorted.
             splits: "train", "validation" or "test" for each row. Default: all are training rows.
             classes: Number of labels 0, 1, ..., or None for a numeric outcome.
-            names: What reports call the clients, in the order of `clients`. Default: their labels.
+            names: Names of the clients in reports, in the order of `clients`. Default: their
+                labels.
             features: Names of the columns of x. Default: no names.
             outcome: Name of the outcome, for warnings. Default: no name.
             allow_missing: Whether features may be NaN; `standardised` fills them.

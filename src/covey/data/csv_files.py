@@ -139,7 +139,7 @@ def _check_header(path: Path, line: int, header: list[str]) -> None:
 
 
 def _separator_of(path: Path) -> str:
-    """What the header has most fields by; commas where that is open."""
+    """The separator that gives the header most fields; commas where several do."""
     with _opened(path) as file:
         header = next((line for line in file if line.strip()), "")
     return max(_SEPARATORS, key=lambda one: len(next(csv.reader([header], delimiter=one), ())))

@@ -44,11 +44,11 @@ def split_index(split: str) -> int:
 def split_codes(
     labels: Shaped[np.ndarray, " rows"], row_text: Callable[[int], str]
 ) -> Int64[np.ndarray, " rows"]:
-    """The splits of rows as numbers.
+    """The splits of rows as codes.
 
     Args:
         labels: "train", "validation" or "test" for each row.
-        row_text: What an error calls a row by its index.
+        row_text: (index) -> the name of a row in errors.
 
     Returns:
         The index of each row's split among `SPLITS`.

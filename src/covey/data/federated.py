@@ -35,8 +35,8 @@ class FederatedData(Constructors):
             where it ends.
         ids: Stable integers in [0, 2**31). Keys and splits are made from them, so they stay with a
             client in every subset.
-        names: What reports call the clients; None stands for the ids.
-        spec: Shapes of one row, names of its columns, numbers of labels, clients and training rows.
+        names: Names of the clients in reports; None stands for the ids.
+        spec: Shapes of one row, names of its columns, counts of labels, clients and training rows.
         scaling: The scaling that `standardised` applied, None for features on their original scale.
     """
 
@@ -196,7 +196,7 @@ class FederatedData(Constructors):
                 f" shape {chosen.shape}"
             )
         if chosen.min() < 0 or chosen.max() >= self.clients or len(np.unique(chosen)) < len(chosen):
-            raise ValueError(f"positions must be different numbers in 0..{self.clients - 1}")
+            raise ValueError(f"positions must be different integers in 0..{self.clients - 1}")
         bounds = self.bounds[chosen]
         starts, sizes = bounds[:, 0], bounds[:, 3] - bounds[:, 0]
         if np.all(np.diff(chosen) == 1):

@@ -23,13 +23,13 @@ Table: TypeAlias = Union["pandas.DataFrame", str, Path]
 
 
 class Source(NamedTuple):
-    """Where a table comes from, for messages: what to call it, and its file if it has one."""
+    """The source of a table, for messages: its name, and its file if it has one."""
 
     name: str
     path: Path | None = None
 
     def row(self, index: int) -> str:
-        """What messages call a row.
+        """The name of a row in messages.
 
         Args:
             index: Index of the row in the table, from 0.
@@ -47,7 +47,7 @@ class Source(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """What a table holds: features, outcomes and, if there is such a column, splits.
+    """The arrays of a table: features, outcomes and, if there is such a column, splits.
 
     x: the feature columns side by side.
     y: the outcome.
@@ -64,11 +64,11 @@ class Arrays(NamedTuple):
 def read(
     table: Table, name: str, *, as_text: Collection[str] = ()
 ) -> tuple["pandas.DataFrame", Source]:
-    """A table as a data frame, and what messages call it.
+    """A table as a data frame, and its source for messages.
 
     Args:
         table: A data frame, or the path of a CSV file.
-        name: What messages call a data frame; a file is called by its path.
+        name: Name of a data frame in messages; a file is called by its path.
         as_text: Columns of a file to keep as they are written; see `csv_files.read`.
 
     Returns:

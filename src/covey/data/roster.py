@@ -20,9 +20,9 @@ class Roster:
 
     Attributes:
         ids: Stable integers of the clients, in [0, 2**31).
-        names: What reports call the clients; None stands for the ids.
-        rows: Numbers of training, validation and test rows, one line per client.
-        spec: Shapes of one row, names of its columns, numbers of labels, clients and training rows.
+        names: Names of the clients in reports; None stands for the ids.
+        rows: Counts of training, validation and test rows, one row per client.
+        spec: Shapes of one row, names of its columns, counts of labels, clients and training rows.
         scaling: The scaling that all sites have applied; None for features on their original scale.
     """
 
@@ -86,7 +86,7 @@ def of_sites(entries: Mapping[str, Mapping[str, Any]]) -> Roster:
     whoever answers first.
 
     Args:
-        entries: What each site said, by its name.
+        entries: The description of each site, by its name.
 
     Returns:
         The roster, in the order of the names.
@@ -176,13 +176,13 @@ def spec_from(value: Any, site: str) -> Spec:
             capacity=_whole(value["capacity"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{site!r} describes its rows in no way that is known: {error}") from error
+        raise ValueError(f"{site!r} describes its rows in an unknown form: {error}") from error
 
 
 _SAYS = {
     "features": "columns",
     "rows": "types or shapes of rows",
-    "classes": "numbers of labels",
+    "classes": "counts of labels",
     "standardised": "standardised columns",
 }
 
@@ -209,7 +209,7 @@ def _counts(value: Any, site: str) -> list[int]:
     try:
         return [_whole(value[split]) for split in SPLITS]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"site {site!r} gives no numbers of rows: {error}") from error
+        raise ValueError(f"site {site!r} gives no counts of rows: {error}") from error
 
 
 def _whole(value: Any) -> int:

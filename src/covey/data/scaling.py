@@ -154,7 +154,7 @@ def fit(
 ) -> Scaling:
     """The scaling of the training rows, from sums that clients may share.
 
-    Each client gives the number n of observed values of a feature, their sum S1 and the sum of
+    Each client gives the count n of observed values of a feature, their sum S1 and the sum of
     their squares S2 over its training rows; no row leaves a client. Of the totals, in float64,
 
         mean = S1 / n,    scale^2 = S2 / n - mean^2.
@@ -205,7 +205,7 @@ class Sums(NamedTuple):
 
 
 def sums(x: Shaped[np.ndarray, " rows *features"], is_train: Bool[np.ndarray, " rows"]) -> Sums:
-    """What a client tells of its features, for a scaling.
+    """A client's sums of its features, for a scaling.
 
     Args:
         x: Features of all rows; NaN is a missing value.

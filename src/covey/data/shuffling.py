@@ -1,6 +1,6 @@
 """Row indices of clients: their ranges, and their random order by hashes.
 
-A hash takes the place of a generator: the ticket that orders a row depends on the seed, its client
+A hash replaces a random generator: the ticket that orders a row depends on the seed, its client
 and its index within the client alone.
 """
 

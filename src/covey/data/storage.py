@@ -20,7 +20,7 @@ _LARGE = 64 * 1024**2  # bytes of a table of clients that stays on disk, as rows
 
 
 class Stored(NamedTuple):
-    """What a directory holds: the fields of `FederatedData`."""
+    """The content of a directory: the fields of `FederatedData`."""
 
     rows: Rows
     bounds: Int[np.ndarray, "clients 4"]
@@ -38,7 +38,7 @@ def write(directory: Path, stored: Stored) -> None:
 
     Args:
         directory: The target, which must not exist.
-        stored: What to write.
+        stored: The content.
 
     Example:
         >>> rows = Rows(np.zeros((2, 1)), np.zeros(2))
@@ -87,8 +87,8 @@ def read(directory: Path, *, memory_map: bool) -> Stored:
 
     Args:
         directory: The directory.
-        memory_map: Whether rows stay on disk until they are used, and what is known of each client
-            too where that is more than 64 MB.
+        memory_map: Whether rows stay on disk until they are used, and the table of the clients too
+            where that is more than 64 MB.
 
     Returns:
         The contents of the directory. See `write` for an example.

@@ -12,7 +12,7 @@ _LLOYD_STEPS = 10
 
 
 class Summary(NamedTuple):
-    """What clients share of their training rows.
+    """Summaries of their training rows that clients share.
 
     group_means: mean of each group of rows.
     group_sizes: rows in each group.

@@ -172,7 +172,7 @@ def cells_text(
     Args:
         wrong: True where a cell is wrong.
         columns: Names of the columns; None shows their indices.
-        row_text: What to call a row by its index, such as "line 7".
+        row_text: (index) -> the name of a row, such as "line 7".
 
     Returns:
         Text for an error.
@@ -305,8 +305,8 @@ def _check_outcomes(y: np.ndarray, owners: _Owners, classes: int | None) -> None
         return
     if classes < 2:
         raise ValueError(
-            f"classes={classes}: a classification needs at least 2; leave it out for an outcome"
-            " that is a number"
+            f"classes={classes}: a classification needs at least 2; leave it out for a"
+            " numeric outcome"
         )
     for begin, block in blocks(y):
         bad = (block < 0) | (block >= classes) | (block != np.floor(block))

@@ -18,7 +18,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 class ImageSet(NamedTuple):
     """How to get an image data set.
 
-    name: what errors and the cache call it.
+    name: its name in errors and in the cache.
     classes: number of labels.
     local: reads a split (`x`, `y` and groups) from `COVEY_DATA_DIR`, None where it is not there.
     fetch: gets a split from the public source.
@@ -203,7 +203,7 @@ def from_hub(
     """Fetch a split of a Hugging Face data set.
 
     Args:
-        name: What errors call the data set.
+        name: Name of the data set in errors.
         wanted: The files that would be read from COVEY_DATA_DIR, for errors.
         repository: The repository on Hugging Face.
         columns: Which column becomes which array, images first.

@@ -23,7 +23,7 @@ from covey.datasets.tables import load_table
 
 
 class Loader(NamedTuple):
-    """How to get a data set, and what it is.
+    """The loader of a data set, and its description.
 
     load: makes the data; its keyword-only arguments are the options of `covey.load`.
     description: one line that says first how many clients there are.

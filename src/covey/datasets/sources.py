@@ -130,7 +130,7 @@ def hugging_face(data_set: str, wanted: str, module: str = "datasets") -> Module
     """A package of Hugging Face, or an error that says how to get the data set.
 
     Args:
-        data_set: What the error calls the data set.
+        data_set: Name of the data set in the error.
         wanted: The files that would be read from COVEY_DATA_DIR, for the error.
         module: Name of the package: `datasets`, or the `huggingface_hub` it brings along.
 

@@ -57,7 +57,7 @@ def load_table(
         table: The table and its columns.
         client: Column that says which client owns a row. Default: that of the table.
         features: The feature columns, or indicators. Default: those of the table.
-        outcome: Column of the outcome; an indicator has two classes, any other column is a number.
+        outcome: Column of the outcome; an indicator has two classes, any other column is numeric.
             Rows without it are left out, with a warning. Default: that of the table.
 
     Returns:

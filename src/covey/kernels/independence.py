@@ -11,7 +11,7 @@ from covey.kernels.kernel import Kernel
 
 
 class Memory(NamedTuple):
-    """What a chain carries beside its state.
+    """The memory of a chain beside its state.
 
     Attributes:
         around: The mode of the posterior, and the deviations of its curvature there.

@@ -58,8 +58,8 @@ def langevin_steps(
         noises: The scale s_j of each source of noise and its key.
         round_: Rounds before this one, for a step size that falls.
         start: The chains before the first step, on the last axis.
-        common: (all chains) -> a part of their gradients that is added to `gradient`, for what is
-            known for all chains at once. Default: none.
+        common: (all chains) -> a term of their gradients that is added to `gradient`, computed for
+            all chains at once. Default: none.
 
     Returns:
         The chains after the last step.

@@ -67,7 +67,7 @@ def through_predictor(
     Args:
         terms: (predictor) -> the log-likelihood by row.
         offset: The predictor without effects.
-        design: What a unit of each effect adds to the predictor.
+        design: Change of the predictor per unit of each effect.
         mask: Which rows are real.
 
     Returns:

@@ -15,7 +15,7 @@ from covey.kernels.triangle import packed, unpacked
 
 
 class CrossProducts(NamedTuple):
-    """What the likelihood needs of the rows: their number, and X'X, X'Z, Z'Z, X'r, Z'r, r'r.
+    """Statistics of the rows for the likelihood: their count, and X'X, X'Z, Z'Z, X'r, Z'r, r'r.
 
     r are residuals at a reference value of beta; from there, nothing cancels.
     """
@@ -53,7 +53,7 @@ def cross_products(
 
 class Kept(NamedTuple):
     """Cross products as a client keeps them between rounds, in single precision: as sums of two
-    numbers, so that little is lost (48 bits are left), and relative to the size of each column, so
+    values, so that little is lost (48 bits are left), and relative to the size of each column, so
     that any units do.
 
     Attributes:
@@ -98,7 +98,7 @@ def recalled(of: Kept, coefficients: int) -> CrossProducts:
     """The cross products that were kept.
 
     Args:
-        of: What was kept.
+        of: The cross products as kept.
         coefficients: Number of columns of X.
 
     Returns:
@@ -155,7 +155,7 @@ def log_likelihood(
 def information(
     of: CrossProducts, root: Float[Array, "q q"], log_scale: Float[Array, ""]
 ) -> Float[Array, "p p"]:
-    """X' V^-1 X with V = sigma^2 I + Z L L' Z': what the client knows of beta."""
+    """X' V^-1 X with V = sigma^2 I + Z L L' Z': the client's information about beta."""
     precision = jnp.exp(-2 * log_scale)
     if not len(root):
         return of.xx * precision

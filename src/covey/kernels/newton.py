@@ -30,7 +30,7 @@ class Climb(NamedTuple):
             flat.
         curvature: C, the negative Hessian at the best point in the frame: the identity at a
             maximum. An eigenvalue of about 0 is a flat direction, one of -1 belongs to a saddle.
-        length: The next step as a part of Newton's.
+        length: The next step as a share of Newton's.
         settled: Whether the best point is a maximum, within `TOLERANCE` or as near as its precision
             allows.
         accepted: Whether the last step was accepted.
@@ -128,8 +128,8 @@ def climb(
 def inverse_root(information: Float[Array, "k k"]) -> Float[Array, "k k"]:
     """T with T T' the inverse of a positive semidefinite matrix, in any units.
 
-    The matrix is scaled to a unit diagonal first. Directions of less than a millionth of what a
-    parameter knows alone are taken to know that much: T stays finite.
+    The matrix is scaled to a unit diagonal first. Directions with less than a millionth of the
+    information of a single parameter are taken to have that much: T stays finite.
 
     Args:
         information: The matrix.
@@ -150,7 +150,7 @@ def inverse_root(information: Float[Array, "k k"]) -> Float[Array, "k k"]:
 
 
 def _factor(step: Float[Array, " k"], limited: Bool[Array, " k"]) -> Float[Array, ""]:
-    """What keeps a step within the limit."""
+    """The factor that keeps a step within the limit."""
     longest = jnp.max(jnp.where(limited, jnp.abs(step), 0.0), initial=0.0)
     return jnp.minimum(1.0, _LONGEST / jnp.maximum(longest, 1e-30))
 

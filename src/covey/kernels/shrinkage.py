@@ -16,11 +16,11 @@ with gamma_t = rho (t - 1) / t,
     xbar_t = xbar_{t-1} + u_t / t
 
 in O(l^2 d) time and O(l d) memory, and whenever one stops, D_t is that of the samples so far. Two
-things are ours. Samples are given as displacements from theta_0, which changes nothing in exact
-arithmetic and keeps digits where they are small beside theta_0; the recursion then starts from
-zeros. And the recursion loses digits where rho l S is large beside I: a fall from |D_1| to |D_l| is
-lost with them. With u_k and v_k at hand both Sigma and its inverse can be applied, so two steps of
-iterative refinement, O(l d) each, bring the digits back.
+points differ from the paper. Samples are given as displacements from theta_0, which changes nothing
+in exact arithmetic and keeps digits where they are small beside theta_0; the recursion then starts
+from zeros. And the recursion loses digits where rho l S is large beside I: a fall from |D_1| to
+|D_l| is lost with them. With u_k and v_k at hand both Sigma and its inverse can be applied, so two
+steps of iterative refinement, O(l d) each, bring the digits back.
 
 `oas` and `rblw` choose rho from the samples (Chen, Wiesel, Eldar and Hero, 2010, "Shrinkage
 algorithms for MMSE covariance estimation"). They shrink S towards m I, m = trace(S) / d, and not

@@ -1,4 +1,4 @@
-"""Symmetric matrices as their upper triangles, which are half as many numbers to send."""
+"""Symmetric matrices as their upper triangles, which are half as many values to send."""
 
 from math import isqrt
 

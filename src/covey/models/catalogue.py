@@ -156,7 +156,7 @@ def need(model: object, kind: type, method: str) -> None:
 
 
 def _check_use(model: object, method: str) -> None:
-    """What a method cannot use of a model that it takes."""
+    """An error or a warning where a method does not use a part of the model that it takes."""
     if isinstance(model, MixedModel) and model.groups is not None and method in _MINIBATCHES:
         raise ValueError(
             f"{method} learns from minibatches, which cut the groups {model.groups!r} of "

@@ -23,7 +23,7 @@ from covey.models.predictive import (
 
 
 class Given(NamedTuple):
-    """What the distribution of an outcome needs beside its predictor.
+    """Values that the distribution of an outcome needs beside its predictor.
 
     Attributes:
         scale: The family's scale parameter: the noise's standard deviation of the Gaussian, the

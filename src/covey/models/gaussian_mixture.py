@@ -49,7 +49,7 @@ class Moments(NamedTuple):
 
 
 class _Options(NamedTuple):
-    """What the functions of a model need. moment: the mean of y y' over all rows, where known."""
+    """Settings of a model's functions. moment: the mean of y y' over all rows, where known."""
 
     covariance: Covariance
     ridge: float

@@ -119,7 +119,7 @@ def groups_of(codes: Float[Array, " rows"]) -> Groups:
     """Rows by group.
 
     Args:
-        codes: A number for each row, the same for rows of the same group.
+        codes: A code for each row, the same for rows of the same group.
 
     Returns:
         The groups.

@@ -1,4 +1,4 @@
-"""What a law of random effects is: p(z | beta), how the effects of clients vary."""
+"""Laws of random effects, p(z | beta): how the effects of clients vary."""
 
 from collections.abc import Callable
 from typing import NamedTuple

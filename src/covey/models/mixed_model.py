@@ -1,5 +1,5 @@
-"""What a mixed model is, how one is made of a predictive distribution, and what several draws of
-the effects predict together.
+"""Mixed models: their interface, their construction from a predictive distribution, and predictions
+averaged over draws of the effects.
 """
 
 from collections.abc import Callable

@@ -16,7 +16,7 @@ from covey.models.regression import Coefficients, Parameters, Regression, scale_
 def own_parameters(phi: Parameters, z: Float[Array, " effects"], slopes: Slopes = ()) -> Parameters:
     """The coefficients of a client with effects z.
 
-    Where the effects have a mean of their own, as in FedPop, data identify only sums: the intercept
+    Where the effects have their own mean, as in FedPop, data identify only sums: the intercept
     of a typical client is b + mean_0, and its weight of a column with a random slope w_j + mean_j.
     With z the mean of the effects this function gives these sums.
 

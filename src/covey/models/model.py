@@ -1,4 +1,4 @@
-"""What a model is, how one is made, and what every model asks of its data."""
+"""Models: their interface, their construction, and the checks of their data."""
 
 import math
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""Predictive distributions: what a model, a mixture or a posterior says about the outcomes of some
-rows.
+"""Predictive distributions of the outcomes of some rows, by a model, a mixture or a posterior.
 
 Each is a NamedTuple of arrays with the row as the leading axis, so it passes through `jit`, `vmap`
 and `scan` as it is. Quantiles are computed on the host, in double precision.

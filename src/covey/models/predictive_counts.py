@@ -1,5 +1,5 @@
-"""Predictive distributions of counts: Poisson, negative binomial and binomial; and what every
-distribution of numbers shares.
+"""Predictive distributions of counts: Poisson, negative binomial and binomial; and functions that
+all numeric distributions share.
 """
 
 from collections.abc import Callable
@@ -160,7 +160,7 @@ class Binomial(NamedTuple):
         return self.mean * jax.nn.sigmoid(-self.logit)
 
     def log_prob(self, y: Real[Array, " rows *values"]) -> Float[Array, " rows *values"]:
-        """The log-mass of the numbers of successes; NaN for more successes than trials."""
+        """The log-mass of the counts of successes; NaN for more successes than trials."""
         y = y.astype(self.logit.dtype)
         possible = (y >= 0) & (y <= self.total)
         # Other values in place of impossible ones, so that derivatives stay finite under a mask.

@@ -25,11 +25,11 @@ def whitened(
 
         f(u) = |u|^2 / 2 + sum_i r_i(u) + r_U(u) + constant,
 
-    with r what is left of a function beyond its second-order Taylor polynomial at u = 0. The second
-    model has log-likelihoods -r_i and the log prior -|u|^2 / 2 - r_U. It has the same posterior,
-    but the part in which clients differ most, their gradients and curvatures at the mode, is no
-    longer divided between them: it has become the prior, which all of them know. For Gaussian
-    posteriors r is zero, and clients do not differ at all.
+    with r the remainder of a function beyond its second-order Taylor polynomial at u = 0. The
+    second model has log-likelihoods -r_i and the log prior -|u|^2 / 2 - r_U. It has the same
+    posterior, but the part in which clients differ most, their gradients and curvatures at the
+    mode, is no longer divided between them: it has become the prior, which all of them know. For
+    Gaussian posteriors r is zero, and clients do not differ at all.
 
     Args:
         model: The model.

@@ -1,7 +1,7 @@
 """Differential privacy of FA-LD: clipping row by row, accounting by three accountants, budgets.
 
-What is protected is one row of one client in the client's uploads; see `LangevinMechanism` for
-which change of a row an epsilon is about.
+The protected unit is one row of one client in the client's uploads; see `LangevinMechanism` for the
+change of a row that an epsilon covers.
 """
 
 from covey.privacy.accountants import pld, rdp

@@ -40,7 +40,7 @@ def rdp(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> float:
     """Epsilon by Renyi differential privacy, of the client for which it is largest.
 
     Args:
-        mechanism: What a round reveals.
+        mechanism: Settings of a round.
         rounds: Number of rounds.
         delta: Delta of the (epsilon, delta) that is accounted.
 
@@ -73,7 +73,7 @@ def rdp_of_several(spent: Sequence[tuple[LangevinMechanism, int]], *, delta: flo
     sizes, the largest divergence at each order is taken.
 
     Args:
-        spent: What a round reveals, and how many there were, for each mechanism.
+        spent: Each mechanism, and the count of its rounds.
         delta: Delta of the (epsilon, delta) that is accounted.
 
     Returns:
@@ -107,7 +107,7 @@ def pld(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> float:
     For Poisson sampling, or where all rows are used.
 
     Args:
-        mechanism: What a round reveals.
+        mechanism: Settings of a round.
         rounds: Number of rounds.
         delta: Delta of the (epsilon, delta) that is accounted.
 

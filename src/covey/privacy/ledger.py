@@ -74,8 +74,8 @@ class Ledger(NamedTuple):
     All rounds cost the same, so the number of rounds is the whole state.
 
     Attributes:
-        mechanism: What a round reveals of one row, and under which adjacency.
-        budget: What may be spent, and by which accountants.
+        mechanism: Settings that decide what a round reveals of one row, and the adjacency.
+        budget: The epsilon that may be spent, and the accountants that count it.
 
     Example:
         >>> round_ = LangevinMechanism(

@@ -1,4 +1,4 @@
-"""What a client of FA-LD releases in a round, described once for every accountant."""
+"""The release of an FA-LD client in a round, described once for every accountant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class LangevinMechanism:
-    """What a round of FA-LD reveals of one row: the settings that decide it.
+    """The settings of FA-LD that decide what a round reveals of one row.
 
     A local step on n_c rows, of which a minibatch S of m_c = gamma_c n_c is drawn, adds private
     noise to a sum of clipped gradients,
@@ -68,7 +68,7 @@ class LangevinMechanism:
                  + sqrt(2 eta tau (1 - rho^2) / p_c) xi  (+ noise that all clients share),
 
     so the noise is z_c = sqrt(2 tau (1 - rho^2) p_c / eta) gamma_c / Delta times the sensitivity
-    Delta of the sum. The shared noise, a part rho^2 of the variance, is public and protects
+    Delta of the sum. The shared noise, a share rho^2 of the variance, is public and protects
     nothing. K such steps of each chain are one round, in which S of N clients take part.
 
     Adjacency, that is, what two data sets that cannot be told apart differ in:
@@ -80,13 +80,13 @@ class LangevinMechanism:
     removing a row is not protected. Epsilons under the two are not comparable: replacing a row is
     zeroing it and filling it again, two steps of zero-out.
 
-    What is protected is one row of one client, in what the clients upload. Whatever else is shown
+    The protected unit is one row of one client, in the uploads. Whatever else is shown
     of training rows (their loss, for example) is outside of it.
 
     Attributes:
         step_size: Langevin step (eta); where steps decrease, the largest.
         temperature: Temperature of the target (tau).
-        correlation: Part of the noise that all clients share, from 0 to 1 (rho).
+        correlation: Share of the noise that all clients have in common, from 0 to 1 (rho).
         clip: Largest norm of one row's gradient (C).
         local_steps: Langevin steps per round (K).
         rows: Training rows of every client; p_c are their shares.
@@ -174,7 +174,7 @@ class LangevinMechanism:
 
     @property
     def adjacency(self) -> Adjacency:
-        """How two data sets differ that an epsilon is about; n_c is the same in both."""
+        """The difference between two data sets that an epsilon covers; n_c is the same in both."""
         return "zero-out" if self.sampling == "poisson" else "replace-one"
 
     @cached_property

@@ -21,7 +21,7 @@ class Proposal(NamedTuple):
     Attributes:
         cohort_size: Clients per round (S).
         rounds: Number of rounds.
-        correlation: Part of the noise that all clients share (rho).
+        correlation: Share of the noise that all clients have in common (rho).
         step_size: Largest Langevin step that keeps the budget (eta).
         spent: Epsilon by each accountant that can account for these settings.
     """
@@ -68,12 +68,12 @@ def plan(
         chains: Chains side by side; each costs as much as one. Default: 1.
         temperature: Temperature of the target (tau). Default: 1, the posterior.
         clip: Largest norm of one row's gradient (C). Default: 1.
-        correlations: Parts of the noise that clients share (rho) to try. Default: 0, 0.5 and 0.9.
+        correlations: Shares of the noise in common (rho) to try. Default: 0, 0.5 and 0.9.
         cohort_sizes: Clients per round (S) to try. Default: all, half and a tenth of them.
         rounds: Numbers of rounds to try. Default: 100 and 1000.
         scheme: How cohorts are drawn: "uniform" (default) or "weighted".
-        sampling: How minibatches are drawn: "fixed" (default) or "poisson". Their epsilons are
-            about different changes of a row; see `LangevinMechanism`.
+        sampling: How minibatches are drawn: "fixed" (default) or "poisson". Their epsilons cover
+            different changes of a row; see `LangevinMechanism`.
         kept_by: Accountant that the budget is kept by. Default: "rdp".
 
     Returns:
@@ -148,7 +148,7 @@ def _least_noise(
         except OutOfRangeError:
             return False
 
-    # What many small steps add up to by the central limit theorem; usually within a factor of two.
+    # The sum of many small steps by the central limit theorem; usually within a factor of two.
     steps = rounds * mechanism.steps * float(mechanism.chances[0])
     guess = 2 * float(mechanism.rates[0]) * math.sqrt(2 * steps * math.log(1 / delta)) / epsilon
     enough = max(round(math.log(max(guess, 0.1)) / math.log(_GRID)), 0)

@@ -70,7 +70,7 @@ def theorem(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> float
     Each of the two compositions may go without a part of delta; the rest is divided equally.
 
     Args:
-        mechanism: What a round reveals; with minibatches of a fixed size.
+        mechanism: Settings of a round; with minibatches of a fixed size.
         rounds: Number of rounds (R).
         delta: Delta of the (epsilon, delta) that is accounted.
 
@@ -111,7 +111,7 @@ def largest_permitted(mechanism: LangevinMechanism, *, rounds: int, delta: float
     """The largest step size for which `theorem` holds.
 
     Args:
-        mechanism: What a round reveals; its step size does not matter.
+        mechanism: Settings of a round; its step size does not matter.
         rounds: Number of rounds (R).
         delta: Delta of the (epsilon, delta) that is accounted.
 
@@ -139,7 +139,7 @@ def guarantee(mechanism: LangevinMechanism, *, rounds: int, deltas: Deltas) -> G
     """Theorem G.3 as it is printed; its condition on the step size is not checked.
 
     Args:
-        mechanism: What a round reveals; with minibatches of a fixed size.
+        mechanism: Settings of a round; with minibatches of a fixed size.
         rounds: Number of rounds (R).
         deltas: delta_0, delta_1 and delta_2, as log(1 / delta).
 
@@ -177,7 +177,7 @@ def largest_step_size(mechanism: LangevinMechanism, deltas: Deltas) -> float:
     """The condition of the theorem: the largest eta for these deltas.
 
     Args:
-        mechanism: What a round reveals; its step size does not matter.
+        mechanism: Settings of a round; its step size does not matter.
         deltas: delta_0, delta_1 and delta_2, as log(1 / delta); only the first matters.
 
     Returns:
@@ -251,7 +251,7 @@ def divisions(mechanism: LangevinMechanism, *, rounds: int, delta: float) -> lis
     """Ways to divide delta: steps and rounds may go without, as plain composition needs none.
 
     Args:
-        mechanism: What a round reveals; with minibatches of a fixed size.
+        mechanism: Settings of a round; with minibatches of a fixed size.
         rounds: Number of rounds (R).
         delta: Delta to divide.
 

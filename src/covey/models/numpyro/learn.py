@@ -1,6 +1,4 @@
-"""What the sites of a NumPyro model are, from a few runs that show what depends on rows, on clients
-and on effects.
-"""
+"""The roles of a NumPyro model's sites, found by runs with other rows, clients or effects."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -309,7 +307,7 @@ def _row_axis(name: str, one: Site, three: Site) -> int:
 
 
 def _need_outcomes(program: Program, site: Site) -> None:
-    """Labels where the data have classes, numbers where they have not."""
+    """Labels where the data have classes, numeric outcomes where they have not."""
     found = predictive_of(site, 3)
     classes = found.log_probability.shape[-1] if isinstance(found, Categorical) else None
     if found is not None and classes != program.spec.classes:
