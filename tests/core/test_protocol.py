@@ -110,7 +110,16 @@ def test_a_message_over_the_cap_is_not_looked_at():
 
 def test_texts():
     assert unpack_text(pack_text({"a": [1, None, "ü"]})) == {"a": [1, None, "ü"]}
-    for bad in (b"{", b"[" * 60_000, b"NaN", b'"\\ud800"', b"\xff", b"1" * 6000, b" " * 70_000):
+    for bad in (
+        b"{",
+        b"[" * 60_000,
+        b"NaN",
+        b"1e999",
+        b'"\\ud800"',
+        b"\xff",
+        b"1" * 6000,
+        b" " * 70_000,
+    ):
         with pytest.raises(WireError):
             unpack_text(bad)
     with pytest.raises(ValueError, match="over the cap"):

@@ -325,18 +325,6 @@ def test_rows_with_rare_levels_count_where_another_site_names_the_level(tmp_path
     assert (len(found.rows.y), found.left_out) == (used, 63 - used)
 
 
-def test_a_design_of_another_formula_is_refused(tmp_path):
-    site, study = site_of(tmp_path), of_formula("a", FORMULA)
-    table, other = open_table(site), of_formula("b", "ill ~ age + dose + (1 | hospital)")
-    tables = [table, table._replace(name="bern")]
-    design = combine([describe(one, other.formula) for one in tables], other.formula)
-    with pytest.raises(DeclinedError, match="not that of the study"):
-        fit_rows.design_of(study, design.to_json())
-    for content in ({}, {"text": FORMULA}, []):
-        with pytest.raises(DeclinedError, match="cannot be read"):
-            fit_rows.design_of(study, content)
-
-
 def test_too_few_rows_decline_without_saying_how_many(tmp_path):
     site = site_of(tmp_path, table_of(1, 17))
     with pytest.raises(DeclinedError, match="fewer than 20 usable rows") as error:

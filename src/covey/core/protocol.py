@@ -275,7 +275,8 @@ def unpack_text(body: bytes) -> Any:
         raise WireError(f"a text of {len(body)} bytes is over the cap of {MOST_TEXT}")
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant)
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
+        # Half a surrogate pair is not text, and 1e999 is read as infinite.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise WireError(f"the text is not JSON: {error}") from error
     return value

@@ -100,7 +100,7 @@ class FitPart:
 
     def agree(self, content: Any) -> dict[str, Any]:
         """Counts and shapes of the site's rows, and the sums that priors are scaled by."""
-        self._design = fit_rows.design_of(self._study, content)
+        self._design = fit_rows.own_design(self._site, self._study, self._table, content)
         self._rows = fit_rows.made(self._site, self._design, self._table)
         statistics = Statistics.of(self._design, self._rows.rows)
         return {"entry": entry(self._data()), "statistics": statistics._asdict()}

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from covey.deploy.fit_design import design_of
 from covey.deploy.plain_values import checked
 from covey.deploy.policy import check_rows
-from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import mistakes_kept
 from covey.deploy.study import Study
@@ -29,8 +29,6 @@ from covey.fitting.design import Design, Rows
 from covey.fitting.priors import Statistics
 from covey.fitting.tables import Table
 
-_SHARED = ("text", "missing", "weights")  # of a design, which the study fixes
-
 
 def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     """What the site says of its table, as plain values.
@@ -43,15 +41,34 @@ def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     Raises:
         DeclinedError: The table cannot be used, or has too few rows.
     """
-    fit, formula = study.tables["fit"], study.formula
-    assert formula is not None
-    options = {"missing": fit["missing"], "weights": fit.get("weights")}
-    with mistakes_kept(table, [*study.outcome, *study.predictors]):
-        exact = describe(table, formula, **options)
-        found = describe(table, formula, **options, least=site.limits.min_count)
+    exact, found = (_said(study, table, least) for least in (0, site.limits.min_count))
     if not exact.absent:
         check_rows(site, exact.complete)
     return found._replace(place=f"the table of {site.name!r}")._asdict()
+
+
+def own_design(site: SiteFile, study: Study, table: Table, content: Any) -> Design:
+    """The design that a server has sent, where it fits what the site has said of its table.
+
+    Args:
+        site: What the owner allows.
+        study: The study.
+        table: The site's table.
+        content: The design as plain values.
+
+    Raises:
+        DeclinedError: It does not; see `fit_design.design_of`.
+    """
+    return design_of(study, content, _said(study, table, site.limits.min_count))
+
+
+def _said(study: Study, table: Table, least: int) -> Description:
+    fit, formula = study.tables["fit"], study.formula
+    assert formula is not None
+    with mistakes_kept(table, [*study.outcome, *study.predictors]):
+        return describe(
+            table, formula, missing=fit["missing"], weights=fit.get("weights"), least=least
+        )
 
 
 def description_of(content: Any) -> Description:
@@ -78,30 +95,6 @@ class FitRows(NamedTuple):
     rows: Rows
     table: Table
     left_out: int
-
-
-def design_of(study: Study, content: Any) -> Design:
-    """The design that a server has sent, checked against the study.
-
-    Args:
-        study: The study.
-        content: The design as plain values.
-
-    Raises:
-        DeclinedError: It is no design, or that of another formula.
-    """
-    try:
-        design = checked(Design, content)
-        used = set(design.uses.every)
-    except ValueError as error:
-        raise DeclinedError("message", f"the design cannot be read: {error}") from None
-    fit = study.tables["fit"]
-    wanted = (fit["formula"], fit["missing"], fit.get("weights"))
-    if tuple(getattr(design, name) for name in _SHARED) != wanted:
-        raise DeclinedError("study", "the design is not that of the study's formula")
-    if not used <= {*study.outcome, *study.predictors, design.group}:
-        raise DeclinedError("study", "the design uses columns that the study does not name")
-    return design
 
 
 def made(site: SiteFile, design: Design, table: Table) -> FitRows:

@@ -181,7 +181,7 @@ class SiteHandler:
                 pass
             case _:
                 raise DeclinedError("message", "a greeting needs a study, its sites and a server")
-        if self.site.name not in sites:
+        if sites.count(self.site.name) != 1:
             raise DeclinedError("study", f"the study is not for {self.site.name}")
         position = sites.index(self.site.name)
         try:
@@ -195,7 +195,9 @@ class SiteHandler:
             words = " ".join(study.words())
             self._log("approved", study=study.name, what=f"approved by the owner's rule. {words}")
         self._forget(study.name)
-        found = site_study.begin_study(self.site, study, server=server, position=position)
+        found = site_study.begin_study(
+            self.site, study, server=server, position=position, sites=len(sites)
+        )
         self._studies[study.name] = found
         return found.part.describe()
 

@@ -43,6 +43,7 @@ class Setup(NamedTuple):
         server: The identity of the server that conducts it.
         position: The site's index among those of the study.
         table: Digest of the site's table when it was described.
+        sites: How many sites the study names.
         agreed: The content of the step "agree": what all sites make their rows by.
         is_agreed: Whether it has come.
         started: What rounds need; None before.
@@ -52,6 +53,7 @@ class Setup(NamedTuple):
     server: str
     position: int
     table: str
+    sites: int
     agreed: Any = None
     is_agreed: bool = False
     started: Any = None
@@ -87,8 +89,11 @@ class StudyAtSite:
             self._open()
 
     def agree(self, content: Any) -> dict[str, Any]:
-        """Take what all sites make their rows by."""
-        self._need_unstarted(content, self.setup.agreed)
+        """Take what all sites make their rows by, once: the difference of two answers could be that
+        of a single row.
+        """
+        if self.setup.is_agreed and content != self.setup.agreed:
+            raise self._another_design()
         said = self.part.agree(content)
         self._keep(self.setup._replace(agreed=content, is_agreed=True))
         return said
@@ -97,7 +102,8 @@ class StudyAtSite:
         """Take what rounds need; the site is ready for them when this returns."""
         if not self.setup.is_agreed:
             raise DeclinedError("message", "the study has not been agreed on at this site yet")
-        self._need_unstarted(content, self.setup.started)
+        if self.setup.started is not None and content != self.setup.started:
+            raise self._another_design()
         if self.member is None:
             self._keep(self.setup._replace(started=content))
             try:
@@ -122,13 +128,12 @@ class StudyAtSite:
             self._store.close()
         self._store = self.member = None
 
-    def _need_unstarted(self, content: Any, before: Any) -> None:
-        if self.setup.started is not None and content != before:
-            raise DeclinedError(
-                "study",
-                f"the study {self.study.name!r} has begun at {self.site.name} with another design; "
-                "a changed study needs another name",
-            )
+    def _another_design(self) -> DeclinedError:
+        return DeclinedError(
+            "study",
+            f"the study {self.study.name!r} has been agreed on at {self.site.name} with another "
+            "design, and sums are told of one; a changed study needs another name",
+        )
 
     def _keep(self, setup: Setup) -> None:
         text = json.dumps(setup._asdict(), sort_keys=True)
@@ -175,7 +180,10 @@ class StudyAtSite:
         """A refusal of shapes or counts that cannot be those of a study with these rows."""
         here = work.data.spec
         alike = (spec.rows, spec.features, spec.classes) == (here.rows, here.features, here.classes)
-        if not alike or not (spec.examples or 0) >= own or not (spec.clients or 0) >= 1:
+        examples, clients = spec.examples or 0, spec.clients or 0
+        # Methods make arrays of these sizes, so that no server may choose them at will.
+        possible = own <= spec.capacity <= bucket_size(examples) and own <= examples
+        if not alike or not possible or not 1 <= clients <= self.setup.sites:
             raise DeclinedError("message", "the specification does not fit the rows of this site")
 
 
@@ -202,14 +210,21 @@ def read_setup(site: SiteFile, study: str) -> Setup | None:
         ) from None
 
 
-def begin_study(site: SiteFile, study: Study, *, server: str, position: int) -> StudyAtSite:
+def begin_study(
+    site: SiteFile, study: Study, *, server: str, position: int, sites: int
+) -> StudyAtSite:
     """A study that has just been described to the site, or is described again.
+
+    Before the first round another server may conduct it, e.g. one whose first attempt failed. What
+    sums were told of stays as it was: the table and the design, and in a run the site's index,
+    which its splits are drawn with.
 
     Args:
         site: What the owner allows.
         study: The study, which is approved.
         server: The identity of the server.
         position: The site's index among those of the study.
+        sites: How many sites the study names.
 
     Raises:
         DeclinedError: Another server conducts this study, or the site has another index in it.
@@ -217,13 +232,22 @@ def begin_study(site: SiteFile, study: Study, *, server: str, position: int) -> 
     known = read_setup(site, study.name)
     if known is not None and known.started is not None:
         check_server(site, study.name, known, server)
-        if known.position != position:
-            raise DeclinedError("study", f"{site.name} has another index in this study")
-        return StudyAtSite(site, study, known)
-    setup = Setup(study.text, server, position, digest_of(table_for_studies(site)))
+    told = known is not None and (known.is_agreed or study.kind == "run")
+    if known is not None and told and known.position != position:
+        raise DeclinedError(
+            "study",
+            f"{site.name} has another index in this study than before: the list of sites has "
+            "changed; a changed study needs another name",
+        )
+    if known is not None and known.is_agreed:
+        setup = known._replace(server=server)
+    else:
+        table = digest_of(table_for_studies(site))
+        setup = Setup(study.text, server, position, table, sites)
     make_folder(folder_of(site, study.name))
     found = StudyAtSite(site, study, setup)
-    found._keep(setup)
+    if setup != known:
+        found._keep(setup)
     return found
 
 

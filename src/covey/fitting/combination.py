@@ -108,10 +108,16 @@ def combine(
         dropped={one.site: one.rows - one.complete for one in descriptions},
         filled={one.site: sum(one.missing.get(name, 0) for name in filled) for one in descriptions},
     )
-    return _with_columns(design, site_bars)
+    return with_columns(design, site_bars)
 
 
-def _with_columns(design: Design, bars: list[Bar]) -> Design:
+def with_columns(design: Design, bars: list[Bar]) -> Design:
+    """A design with the names of its columns and effects, which follow from all the rest.
+
+    Args:
+        design: The design, with kinds, levels and scales.
+        bars: The bar terms whose groups are the sites.
+    """
     fixed = names_in(design, design.formula.fixed)
     more = [f"missing({name})" for name in design.indicators]
     random: list[str] = []

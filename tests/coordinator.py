@@ -1,0 +1,36 @@
+"""A coordinator with a good certificate that says what it likes to one site."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from covey.core import protocol
+from covey.core.protocol import SERVER, Envelope, Kind
+from covey.deploy.study import Study
+
+
+class Coordinator:
+    """Sends messages of a study to a site's handler, each well formed and with a right checksum."""
+
+    def __init__(self, handler: Callable[[bytes], bytes], study: Study, site: str, sites: list):
+        self.handler, self.study, self.site, self.sites = handler, study, site, sites
+        self.server = "the first server"
+
+    def message(self, kind: Kind, body: bytes = b"", *, epoch: int = 1, round_: int = 0) -> bytes:
+        head = (self.study.name, self.study.digest, epoch, round_, SERVER, self.site)
+        return protocol.seal(Envelope(kind, *head), body)
+
+    def send(self, kind: Kind, body: bytes = b"", **envelope: int) -> bytes | str:
+        """The body of the site's answer; the words of its refusal."""
+        reply, found = protocol.open_envelope(self.handler(self.message(kind, body, **envelope)))
+        refused = reply.kind == Kind.REFUSAL
+        return protocol.unpack_refusal(found).text if refused else found
+
+    def step(self, step: str, content: Any) -> Any:
+        """What the site says in a step before the rounds; the words of its refusal."""
+        text = {"step": step, "server": self.server, "content": content}
+        found = self.send(Kind.HELLO, protocol.pack_text(text))
+        return found if isinstance(found, str) else json.loads(found)
+
+    def describe(self, sites: list | None = None) -> Any:
+        return self.step("describe", {"study": self.study.text, "sites": sites or self.sites})
