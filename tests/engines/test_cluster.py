@@ -239,7 +239,7 @@ def test_blocks_that_are_lost_again_and_again_end_the_run(data):
     crew.blocks[0] = None
     with (
         pytest.warns(UserWarning, match="lost actor 0"),
-        pytest.raises(OSError, match=f"lost {MOST_LOSSES + 1} times .* want of memory"),
+        pytest.raises(OSError, match=f"lost {MOST_LOSSES + 1} times .* lack of memory"),
     ):
         advanced(engine, 1)
 

@@ -1,4 +1,4 @@
-"""A block of clients, wherever it lives: their rows, what they keep, and their part of every round.
+"""A block of clients, on any machine: their rows, their states, and their share of every round.
 
 A block knows nothing of the other blocks, of cohorts and of the server. It serves several runs on
 the same rows, one piece of work each: the rounds of a method, and questions beyond them.
@@ -63,9 +63,9 @@ class Share(NamedTuple):
     """The clients of a block.
 
     Attributes:
-        data: Them, with rows or with where these are (`MappedRows`).
+        data: The clients, with their rows or the path of these (`MappedRows`).
         storage: Where a block keeps the rows.
-        x64: Whether numbers are of 64 bits.
+        x64: Whether floats have 64 bits.
     """
 
     data: Any
@@ -91,7 +91,7 @@ class Share(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a block has to know of a run, or of a question, which may have another precision."""
+    """The settings of a run, or of a question, which may have another precision."""
 
     algorithm: Algorithm
     channel: Channel
@@ -102,7 +102,7 @@ class Work(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Who a block is: the node that it lives on, its process, and the versions there."""
+    """The identity of a block: its node, its process, and the versions there."""
 
     node: str
     process: int
@@ -111,7 +111,7 @@ class Hello(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A block's part of a round: the leaves of its tally, whose clients were new, and the time."""
+    """A block's share of a round: the leaves of its tally, whose clients were new, and the time."""
 
     tally: list[np.ndarray]
     new: np.ndarray
@@ -135,7 +135,7 @@ class Block:
         self.rows = rows_of(share.opened(self.node), share.storage)
 
     def begin(self, run: int, work: Work) -> None:
-        """Get to know a run; its clients have kept nothing yet."""
+        """Take on a run, whose clients have no state yet."""
         with jax.enable_x64(work.x64):
             self.works[run] = _Working(work, self.rows)
 
@@ -184,7 +184,7 @@ class Block:
             )
 
     def snapshot(self, run: int) -> list[np.ndarray]:
-        """The leaves of what all clients keep."""
+        """The leaves of the states of all clients."""
         return jax.tree.leaves(self.works[run].store.snapshot())
 
     def sees(self, path: str) -> bool:
@@ -192,13 +192,13 @@ class Block:
         return Path(path).exists()
 
     def save(self, run: int, path: str) -> int:
-        """Write what all clients keep to a file; its checksum."""
+        """Write the states of all clients to a file; its checksum."""
         return node_files.write(path, jax.tree.leaves(self.works[run].store.nodes))
 
     def restore(
         self, run: int, kept: Sequence[np.ndarray] | Sequence[Part] | None, seen: np.ndarray
     ) -> None:
-        """Go back to a snapshot, or to files; None: clients keep nothing yet."""
+        """Go back to a snapshot, or to files; None: no client has a state yet."""
         work = self.works[run]
         work.store.restore(work.nodes(kept))
         work.seen[:] = seen
@@ -238,7 +238,7 @@ class _Working:
 
 
 def _named(leaf: np.ndarray) -> np.ndarray | MappedRows:
-    """Where the rows are in their file, or the rows themselves."""
+    """The path of the rows, or the rows themselves."""
     root = leaf
     while isinstance(root.base, np.memmap):
         root = root.base

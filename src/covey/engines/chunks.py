@@ -1,4 +1,4 @@
-"""How many clients run side by side."""
+"""The count of clients that run side by side."""
 
 from typing import Literal
 

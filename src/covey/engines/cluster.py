@@ -1,8 +1,8 @@
-"""The engine of a cluster: blocks of clients in processes of their own, and the server here.
+"""The engine of a cluster: blocks of clients in their own processes, and the server here.
 
 A round sends the broadcast to every block that has clients in the cohort, each block sums over its
-own, and the sums are added up as a tree, in the order of the blocks. Who carries the calls is the
-crew's affair (`ray.py`, or `LocalCrew` in this process).
+own, and the sums are added up as a tree, in the order of the blocks. A crew carries the calls
+(`ray.py`, or `LocalCrew` in this process).
 
 A block that is lost starts again elsewhere. All blocks then go back to the last point that the
 engine has kept, and the rounds since are run again, to the same result.
@@ -62,7 +62,7 @@ class Timed(NamedTuple):
     slowest: Slowest
 
 
-# What a block goes back to: leaves of its nodes, or the files that hold them. None: nothing yet.
+# The nodes that a block goes back to: leaves, or the files that hold them. None: no node yet.
 _Kept: TypeAlias = list[np.ndarray] | list[Part] | None
 
 
@@ -81,8 +81,8 @@ class Cluster(Remote):
 
     crew: the blocks.
     chunk: clients that a block runs side by side; "auto" chooses by the size of rows and upload.
-    node_directory: where checkpoints keep client states, written by the blocks that own them if all
-        nodes see it, and by this process otherwise; None: inside the snapshot.
+    node_directory: where checkpoints store client states, written by the blocks that own them if
+        all nodes see it, and by this process otherwise; None: inside the snapshot.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class Cluster(Remote):
         return self._patiently(state, lambda _: self.crew.call(name, arguments, sent))
 
     def _patiently(self, state: EngineState | None, do: Any) -> Any:
-        """Do something with blocks in a state, or in any, again until none of them is lost."""
+        """Call blocks in a state, or in any, again until none of them is lost."""
         while True:
             try:
                 if state is not None:
@@ -334,7 +334,7 @@ class Cluster(Remote):
         if self._losses > MOST_LOSSES:
             raise OSError(
                 f"actors were lost {self._losses} times without a new round after round {round_}, "
-                f"last {nodes}: look for want of memory there, use more actors or a smaller chunk, "
+                f"last {nodes}: look for lack of memory there, use more actors or a smaller chunk, "
                 "and resume from the last checkpoint"
             ) from error
         warnings.warn(
@@ -358,7 +358,7 @@ class Cluster(Remote):
             self._files.kept(state.round)
 
     def _keep_now_and_then(self, state: EngineState) -> None:
-        """Keep a point to go back to: at once where clients keep nothing."""
+        """Store a point to go back to: at once where clients have no state."""
         if not jax.tree.leaves(self.setup.shapes.node):
             self._keep(state, [None] * self.blocks)
         elif perf_counter() - self._kept_at > KEEP_SECONDS:

@@ -1,4 +1,4 @@
-"""Blocks of clients and who carries the calls to them: the protocol, and blocks in this process."""
+"""Blocks of clients, the protocol of calls to them, and blocks in this process."""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from covey.engines.rows import Storage
 
 
 class BlockLostError(OSError):
-    """Blocks whose process has died, by their number."""
+    """Blocks whose process has died, by their index."""
 
     def __init__(self, blocks: Sequence[int]):
         super().__init__(f"lost blocks: {', '.join(map(str, blocks))}")
@@ -39,11 +39,10 @@ class Crew(Protocol):
         Args:
             name: The method.
             arguments: Its arguments, by block.
-            sent: What is the same for all blocks and travels once, as the last argument; None:
-                nothing.
+            sent: A value for all blocks that travels once, as the last argument; None: nothing.
 
         Returns:
-            What each block returned.
+            The result of each block.
 
         Raises:
             BlockLostError: Some blocks have died.
@@ -61,7 +60,7 @@ class Crew(Protocol):
 
 
 class LocalCrew:
-    """Blocks in this process: what a cluster does, without one."""
+    """Blocks in this process, as a cluster has them."""
 
     def __init__(self, data: FederatedData, blocks: int, storage: Storage = "auto"):
         self.edges = edges_of(data, blocks)
@@ -95,7 +94,7 @@ class LocalCrew:
 
 
 def checked(hello: Hello) -> Hello:
-    """What a block says of itself, if it fits this process.
+    """A block's description of itself, if it fits this process.
 
     Raises:
         ValueError: The node has another version of covey, or of JAX, whose random numbers and

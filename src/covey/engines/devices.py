@@ -38,17 +38,17 @@ def spread_band(
     carry: tuple[rounds.Tally, PyTree, jax.Array],
     sent: tuple[Any, ...],
 ) -> tuple[rounds.Tally, PyTree, jax.Array]:
-    """The chunks of a band on all devices; chunk c runs on device c modulo their number.
+    """The chunks of a band on all devices; chunk c runs on device c modulo their count.
 
-    Chunks are sorted by size, so that devices get alike work. Clients are in one slot of a round
-    only: what they keep is looked up before the band and put back after it.
+    Chunks are sorted by size, so that devices get similar work. Clients are in one slot of a round
+    only: their nodes are looked up before the band and put back after it.
 
     Args:
-        parts: What rounds are compiled from.
+        parts: The parts that rounds are compiled from.
         mesh: The devices.
         capacity: Most rows of a client in the band.
         slots: The clients of the band, as (chunks, clients per chunk).
-        carry: The tally so far, what clients keep, and which have taken part.
+        carry: The tally so far, the clients' nodes, and which clients have taken part.
         sent: Root key, round, broadcast, and the rows with their starts and counts.
 
     Returns:
@@ -96,8 +96,8 @@ def spread_band(
 
 
 def _dealt(slots: rounds.Slots, devices: int) -> rounds.Slots:
-    """Chunks by device, as (devices, chunks per device, clients per chunk), with empty chunks up
-    to the same number for each.
+    """Chunks by device, as (devices, chunks per device, clients per chunk), with empty chunks up to
+    the same count for each.
     """
 
     def deal(leaf):

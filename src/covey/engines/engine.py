@@ -1,4 +1,4 @@
-"""The protocol of an engine, and what engines share that keep the rows of all clients."""
+"""The protocol of an engine, and the base of engines that hold the rows of all clients."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -36,7 +36,7 @@ class Engine(Protocol):
         ...
 
     def broadcast(self, state: Position) -> Message:
-        """What clients would evaluate and predict with now."""
+        """The state that clients would evaluate and predict with now."""
         ...
 
     def evaluate(
@@ -50,8 +50,8 @@ class Engine(Protocol):
     ) -> dict[str, Metric]:
         """Metrics stacked over clients; clients of other data are unseen ones.
 
-        Here and below, `down` is what clients are sent in place of `broadcast(state)`, and `draws`
-        how many draws a prediction averages over, where not as many as usual.
+        Here and below, `down` replaces `broadcast(state)`, and `draws` is the count of draws that a
+        prediction averages over; None is the method's own.
         """
         ...
 
@@ -108,8 +108,8 @@ class EngineState(NamedTuple):
     Attributes:
         round: Rounds so far.
         server: The server's state; between peers, the mean of theirs.
-        nodes: What clients keep, stacked; None where the engine holds it on the host and moves it
-            on itself.
+        nodes: The clients' nodes, stacked; None where the engine holds them on the host and updates
+            them itself.
         seen: Which clients have taken part.
     """
 
@@ -151,11 +151,11 @@ class Vectorised:
         raise NotImplementedError
 
     def _down(self, state: Position) -> Message:
-        """What the evaluator's algorithm predicts with."""
+        """The state that the evaluator's algorithm predicts with."""
         return self.broadcast(state)
 
     def broadcast(self, state: Position) -> Message:
-        """What clients would evaluate and predict with now."""
+        """The state that clients would evaluate and predict with now."""
         return published(self.setup.algorithm, state.server)
 
     def evaluate(

@@ -93,8 +93,8 @@ class Evaluator:
         client: int,
         x: PyTree,
     ) -> PyTree:
-        """The predictive distribution of one client for new rows. `node`: what it kept, stacked;
-        None if it never took part.
+        """The predictive distribution of one client for new rows. `node`: its node, stacked; None
+        if it never took part.
         """
         key = key_for(self.root, Stream.PREDICT, t, int(rows.data.ids[client]))
         return self._predicted(
@@ -135,8 +135,8 @@ class Evaluator:
         clients: np.ndarray,
         width: int,
     ) -> Iterator[tuple[np.ndarray, np.ndarray, State, Shard]]:
-        """`width` clients at a time, of similar size: indices in `clients`, ids, what they predict
-        with, rows of the split.
+        """`width` clients at a time, of similar size: indices in `clients`, ids, states, rows of
+        the split.
         """
         counts = rows.ranges(split)[1][clients]
         keep_state = seen[clients] & (not self.algorithm.hooks.adapt_before_evaluation)
@@ -161,7 +161,7 @@ class Evaluator:
     def _state(
         self, rows: DeviceRows | HostRows, t: int, down: Message, node: Node | None, client: int
     ) -> State:
-        """What one client predicts with."""
+        """The state that one client predicts with."""
         adapts = self.algorithm.hooks.adapt_before_evaluation
         kept = None if node is None or adapts else node.state
         state = self._newest(rows, t, down, np.array([client]), kept)
@@ -240,9 +240,7 @@ def _draw_of(draw: Callable[..., PyTree]):
 
 
 def _in_order(pieces: Iterator[tuple[np.ndarray, PyTree]]) -> PyTree:
-    """What was computed chunk by chunk, put back in the order of the clients; what a chunk was
-    filled up with is dropped.
-    """
+    """Results of chunks in the order of the clients, without those that only fill a chunk."""
     order, values = zip(*pieces, strict=True)
     back = np.argsort(np.concatenate(order))
 

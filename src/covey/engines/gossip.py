@@ -21,9 +21,9 @@ class Gossip(NamedTuple):
 
     Attributes:
         steps: Exchanges per round.
-        channel: What the messages pass through.
+        channel: Channel of the messages.
         lossy: Whether the channel loses anything. Then differences to public copies are sent.
-        scale: What a decoded difference is multiplied with.
+        scale: Factor of a decoded difference.
         step_size: How far peers move towards their neighbours' copies (gamma); 1 without loss.
         bits: Bits of the values in one message.
         bytes: Bytes of one whole message, with its header and checksum.
@@ -51,7 +51,7 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
 
     A channel that loses nothing mixes plainly. Through a lossy one peers send compressed
     differences, of which a share delta arrives. An unbiased channel with variance bound omega
-    delivers delta = 1 / (1 + omega) once it is scaled by that number. For a biased one (top-k)
+    delivers delta = 1 / (1 + omega) once it is scaled by that factor. For a biased one (top-k)
     delta is measured on equal entries, its worst case: k / d. The step towards the neighbours is
     gamma = delta / (2 - delta): if each entry arrives with probability delta, a peer has moved by
     gamma T of its distance after the T rounds until the next arrival, and this gamma makes
@@ -60,7 +60,7 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
     Args:
         topology: Who talks to whom, and how many times per round.
         matrices: How many mixing matrices the topology uses in turn.
-        channel: What the messages pass through; None changes nothing.
+        channel: Channel of the messages; None changes nothing.
         like: Shapes of a message: the floats of a peer's state.
 
     Returns:

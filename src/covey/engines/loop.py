@@ -37,12 +37,12 @@ from covey.engines.site_memory import Memory
 from covey.engines.site_programs import Programs, Ready, padded
 from covey.engines.snapshot import Snapshot, snapshot_like, stacked_like
 
-STUDY = Study("loop", "00" * 32)  # what the messages of this engine name
+STUDY = Study("loop", "00" * 32)  # the study that messages of this engine name
 EPOCH = 1  # sites live and die with the engine, so that there is only one
 
 
 class LoopState(NamedTuple):
-    """Where a run stands. The nodes are with the sites, which move on: an old state cannot be
+    """The state of a run. The nodes are with the sites, which move on: an old state cannot be
     continued.
     """
 
@@ -85,7 +85,7 @@ class Loop:
         return LoopState(0, self.setup.first_server())
 
     def _outcome(self, t: int, at: int) -> int:
-        """What becomes of the messages of round t to and from a site."""
+        """The fate of the messages of round t to and from a site."""
         if self._fate is None:
             return fates.ARRIVES
         return int(self._fate(self.setup.root, t, self.sites[at].client_id))
@@ -105,7 +105,7 @@ class Loop:
         return state, lines
 
     def broadcast(self, state: LoopState) -> Message:
-        """What clients would evaluate and predict with now."""
+        """The state that clients would evaluate and predict with now."""
         return published(self.algorithm, state.server)
 
     def evaluate(

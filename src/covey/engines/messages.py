@@ -1,4 +1,4 @@
-"""What travels in the body of a message between a site and the server."""
+"""The body of a message between a site and the server."""
 
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from covey.core.trimming import WHOLE, Used
 
 
 class Answer(NamedTuple):
-    """What a site sends in a round.
+    """A site's message in a round.
 
     Attributes:
-        sent: Its upload as encoded, and what that counts for.
+        sent: Its upload as encoded, and the weight of that.
         info: Scalars to report beside it; None where the site keeps them to itself.
     """
 
@@ -25,8 +25,8 @@ class Answer(NamedTuple):
 
 
 def used_by(algorithm: Algorithm, channel: Channel, down: Message) -> Used:
-    """What a round uses of an upload, by the names of its parts; parts that are not named are used
-    whole. A channel that changes an upload sends all of it.
+    """The entries of an upload that a round uses, by the names of its parts; parts that are not
+    named are used whole. A channel that changes an upload sends all of it.
     """
     if algorithm.used is None or channel is not identity():
         return WHOLE
@@ -34,7 +34,7 @@ def used_by(algorithm: Algorithm, channel: Channel, down: Message) -> Used:
 
 
 def pack_answer(answer: Answer, used: Used = WHOLE) -> bytes:
-    """The body of an answer: what the round uses of the upload, and what is reported."""
+    """The body of an answer: the entries of the upload in use, and the report."""
     return wire.pack(_trimmed(answer, used), checksum=False)
 
 

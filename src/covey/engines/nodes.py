@@ -1,5 +1,4 @@
-"""What clients keep between rounds, when it lies on the host: in memory, or on disk for very many
-clients.
+"""The clients' nodes between rounds, on the host: in memory, or on disk for very many clients.
 
 On disk, a node lies in a slot of a heap, one file per leaf; only clients that have taken part have
 a slot. An index in memory says which. A slot that a checkpoint refers to is never written again: a
@@ -27,10 +26,10 @@ _NONE = np.empty(0, np.int32)
 
 
 class Log(NamedTuple):
-    """What a checkpoint holds of nodes on disk. Leaves are arrays, or their shapes.
+    """The record of nodes on disk in a checkpoint. Leaves are arrays, or their shapes.
 
     Attributes:
-        generation: Number of the index file.
+        generation: Sequence number of the index file.
         length: Entries of the index file, each a position and its slot; later ones replace earlier.
         held: Slots that only the checkpoint before this one refers to.
     """

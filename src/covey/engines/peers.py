@@ -1,4 +1,4 @@
-"""The engine without a server: peers step on their own and mix their states with neighbours."""
+"""The engine without a server: peers take steps alone and mix their states with neighbours."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,14 +38,14 @@ from covey.topology import Topology
 
 
 class Peer(NamedTuple):
-    """What a peer keeps: its copy of what a server would keep, and what a client keeps."""
+    """A peer's node: its copy of the server's state, and the node of its client."""
 
     server: State
     own: State
 
 
 class Stepped(NamedTuple):
-    """A peer after its own step: what it keeps, what to report, and whether all is finite."""
+    """A peer after its own step: its node, its report, and whether all is finite."""
 
     node: Node
     client_info: Info
@@ -80,7 +80,7 @@ class Peers(Vectorised):
     Only states are sent, and of these the floats: counters advance with the round for everyone. A
     lossy channel compresses differences to public copies of the states (`covey.engines.gossip`).
     `bits_up` and `bytes_up` count one message per neighbour and gossip step. `consensus` is the
-    root mean square distance of the peers' broadcasts to their mean. What a server reports of its
+    root mean square distance of the peers' broadcasts to their mean. The report of the server's
     step is here the mean over peers of their own steps.
 
     Absent peers, by the cohort, by faults, or because values are not finite, compute nothing and
@@ -94,7 +94,7 @@ class Peers(Vectorised):
         topology: Who talks to whom, from `covey.topology`, and how many times per round.
         seed: Seed of everything random.
         cohort: Who takes part in a round. Default: everyone.
-        channel: What the states that peers send pass through. Default: nothing changes them.
+        channel: Channel of the states that peers send. Default: nothing changes them.
         faults: Probabilities of lost, late and repeated messages; the peer concerned misses the
             round. Default: none.
         rounds: How many rounds are planned, for methods that check it.
@@ -228,7 +228,7 @@ class Peers(Vectorised):
         return here, weights / self.typical, counts
 
     def _stepped(self, t, nodes, seen, here, shares, storage) -> Stepped:
-        """What every peer computes, and its own step."""
+        """Every peer's computation, and its own step."""
         algorithm, channel, root = self.setup.algorithm, self.setup.channel, self.setup.root
         key = key_for(root, Stream.SERVER, t)
 
@@ -251,7 +251,7 @@ class Peers(Vectorised):
         return jax.lax.map(lambda peer: one(*peer), arguments, batch_size=self.chunk)
 
     def _mixed(self, t, nodes: Node, good, mixing) -> tuple[Node, Int[Array, ""]]:
-        """Peers after the round's exchanges, and the number of messages."""
+        """Peers after the round's exchanges, and the count of messages."""
         floats, rest = gossip.floats_and_rest(nodes.state.server)
         mixed = gossip.mix(
             self.gossip, mixing, self.setup.root, t, self.ids, good, floats, nodes.channel

@@ -1,4 +1,4 @@
-"""What a server asks all clients beyond the rounds: sums, for a preparation or a posterior.
+"""Questions to all clients beyond the rounds: sums, for a preparation or a posterior.
 
 Every client answers, whatever cohorts, channel and faults the rounds have. A program is compiled
 once per query and shapes.
@@ -26,7 +26,7 @@ class Questions:
     """Questions to all clients of a run.
 
     Attributes:
-        records: Name, sizes and number of clients of each question so far.
+        records: Name, sizes and count of clients of each question so far.
     """
 
     def __init__(self, ask_once: Inquire):
@@ -39,8 +39,8 @@ class Questions:
 
         Args:
             queries: The queries by name.
-            first: The number of the first question. Questions of different numbers draw different
-                random numbers; the same one, asked again, has the same answer.
+            first: Index of the first question. Questions of different indices draw different random
+                values; the same one, asked again, has the same answer.
         """
         indices = count(first)
 

@@ -105,7 +105,7 @@ class RayCrew:
         return results
 
     def _result(self, block: int, call: Any) -> Any:
-        """What an actor returns. A round may take hours, so that nobody is given up; but an actor
+        """The result of an actor. A round may take hours, so that nobody is given up; but an actor
         that hangs would be waited for without a word.
         """
         waited = 0.0
@@ -122,7 +122,7 @@ class RayCrew:
                 )
 
     def _put(self, sent: PyTree) -> Any:
-        """Put what all blocks get where each node fetches it once."""
+        """Store an argument of all blocks where each node fetches it once."""
         try:
             return self.ray.put(sent)
         except TypeError as error:
@@ -194,7 +194,7 @@ def each(
     Args:
         function: A function of a module, called with each task. It handles its own errors, and may
             be called again with a task that it has finished.
-        tasks: What to call it with.
+        tasks: Arguments of the calls.
         address: Where the cluster is, "host:port" or "auto".
         shared: An absolute path that exists and that every node has to see.
         at_once: Most tasks at once. Default: one per CPU of the cluster.
@@ -251,7 +251,7 @@ def _returned(ray: Any, task: object, done: Any) -> Any:
         raise
     except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
         raise OSError(
-            f"{task} was lost several times ({_last_line(error)}), perhaps for want of memory; the "
+            f"{task} was lost several times ({_last_line(error)}), perhaps for lack of memory; the "
             "same command resumes it"
         ) from None
     checked(hello)
@@ -298,7 +298,7 @@ def connect(address: str | None, actors: int | None = None) -> Any:
 
 
 class _Refused:
-    """What an actor returns in place of an error of the user."""
+    """The result of an actor where the user has made a mistake."""
 
     def __init__(self, why: str):
         self.why = why

@@ -1,4 +1,4 @@
-"""What an engine reports of a round, and the error for a round without usable uploads."""
+"""An engine's report of a round, and the error for a round without usable uploads."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -28,7 +28,7 @@ class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
 
 
 class Counts(NamedTuple):
-    """Clients of a round by what became of them.
+    """Counts of a round's clients, by the fate of their messages.
 
     contacted: in the cohort.
     clients: their uploads are in the aggregate.
@@ -123,5 +123,5 @@ def as_lines(
 
 
 def mean_or_nan(total: Float[Array, ""], count: Whole) -> Float[Array, ""]:
-    """A mean that says NaN of nothing, rather than zero."""
+    """A mean that is NaN, not zero, where nothing is counted."""
     return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)

@@ -17,7 +17,7 @@ from covey.engines.rows import need_rows
 
 
 class Remote(Vectorised):
-    """What `Vectorised` offers, of clients in the blocks of a crew."""
+    """The functions of `Vectorised` for clients in the blocks of a crew."""
 
     crew: Crew
     blocks: int

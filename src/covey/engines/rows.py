@@ -1,4 +1,4 @@
-"""Where the rows of a simulation lie: on the device, all at once, or on the host, gathered for the
+"""The storage of a simulation's rows: on the device, all at once, or on the host, gathered for the
 clients at hand.
 """
 
@@ -33,7 +33,7 @@ class View(NamedTuple):
 
 
 class _Ranges:
-    """Where each client's rows begin and how many there are, by split; made once, as a million
+    """Starts and counts of each client's rows, by split; made once, as a million
     clients take milliseconds. They are 12 bytes per client, in memory.
     """
 
@@ -109,7 +109,7 @@ class HostRows(_Ranges):
 
 
 def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
-    """Storage as asked for. "auto": on the device, unless the rows take more than `DEVICE_LIMIT`
+    """The requested storage. "auto": on the device, unless the rows take more than `DEVICE_LIMIT`
     bytes or are a memory map.
     """
     leaves = jax.tree.leaves(data.rows)

@@ -46,7 +46,7 @@ class Simulation(Vectorised):
 
     chunk: clients that run side by side; "auto" chooses by the size of rows and upload.
     storage: where rows lie, "device", "host", or "auto".
-    node_directory: keep client states memory-mapped there (with rows on the host); None keeps them
+    node_directory: store client states memory-mapped there (with rows on the host); None keeps them
         in memory.
     devices: devices that chunks are dealt out to; None: all local ones.
     """
@@ -186,7 +186,7 @@ class _Spread(_Resident):
     def block(self, state: EngineState, count: int) -> tuple[EngineState, rounds.Record]:
         everywhere = replicated(self.mesh, (state.server, state.nodes, state.seen))
         state, record = super().block(EngineState(state.round, *everywhere), count)
-        # What evaluation works with is on one device, as evaluation is.
+        # Evaluation runs on one device: its arguments have to be there.
         return state._replace(server=jax.device_put(state.server, self.mesh.devices[0])), record
 
     def take(self, state: EngineState, positions: np.ndarray) -> Node:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of an engine."""
+"""The state of an engine in a checkpoint."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from covey.core.algorithm import State
 
 
 class Snapshot(NamedTuple):
-    """Round, server state, what the clients keep, and which of them have taken part. Leaves are
+    """Round, server state, the clients' nodes, and which of them have taken part. Leaves are
     arrays, or their shapes.
     """
 

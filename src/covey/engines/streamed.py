@@ -21,13 +21,13 @@ from covey.engines.sharing import shared
 
 
 class HostClients:
-    """Some clients: their rows, what they keep, and their part of a round.
+    """Some clients: their rows, their nodes, and their share of a round.
 
     Args:
-        parts: What their rounds are compiled from, of `chunk_parts`.
+        parts: The parts that their rounds are compiled from, of `chunk_parts`.
         root: The key of the run.
         rows: Their rows.
-        store: What they keep.
+        store: Their nodes.
         chunk: Clients that run side by side.
         devices: Devices that chunks are dealt out to.
     """
@@ -49,7 +49,7 @@ class HostClients:
         self.stateful = bool(jax.tree.leaves(parts.shapes.node))
 
     def round(self, t: int, down: Message, slots: rounds.Slots, seen: np.ndarray) -> rounds.Tally:
-        """The round of the clients that were called up. What they keep moves on.
+        """The round of the clients that were called up. Their nodes are updated.
 
         Args:
             t: The round.
@@ -103,7 +103,7 @@ class HostClients:
         )
 
     def _keep(self, some: rounds.Slots, nodes: Node, good: jax.Array, seen: np.ndarray) -> None:
-        """Put back what the clients of a chunk keep, and note who took part.
+        """Put back the nodes of a chunk's clients, and note who took part.
 
         Only stateful clients need the answer now; without state the chunks queue up behind one
         another.

@@ -41,7 +41,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What all fits of an imputer have in common.
+    """Settings that all fits of an imputer share.
 
     Attributes:
         family: Of an observation.
@@ -83,7 +83,7 @@ class Settings:
     def engine(
         self, model: MatrixModel, data: FederatedData, plans: cohort.Scheme | None = None
     ) -> Simulation:
-        """Everyone in every round, or with the weights of plans; clients keep nothing."""
+        """Everyone in every round, or with the weights of plans; clients have no state."""
         return Simulation(fedmissem(model, memory_rate=0.0), data, seed=self.seed, cohort=plans)
 
 

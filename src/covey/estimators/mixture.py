@@ -37,7 +37,7 @@ _GROUPS = 5  # groups of rows that a client summarises, at least
 
 
 class _Descent(NamedTuple):
-    """One start of EM and where it led."""
+    """One start of EM and its end."""
 
     model: LatentModel
     theta: GaussianMixture
@@ -76,7 +76,7 @@ class FederatedGaussianMixture:
         smallest_group: The fewest rows whose mean a client shares for "kmeans++". Default 5.
         batch_size: Rows per client and round. Default: all.
         cohort: Who takes part in a round. Default: everyone.
-        channel: What uploads pass through. Default: unchanged.
+        channel: Channel of the uploads. Default: none.
         step_size: Step of FedEM (gamma). Default: 1 where every round sees all rows of all clients
             as they are, and 0.1 otherwise.
         decay: Steps fall like 1 / round^decay. Default 0; with minibatches, above 0.5 averages
@@ -290,7 +290,7 @@ def _mean_log_likelihood(engine: Simulation, state: EngineState) -> float:
 
 
 def _without_outcome(rows: Mapping[str, np.ndarray | pd.DataFrame]) -> FederatedData:
-    """Rows of features by client, with outcomes that nobody looks at."""
+    """Rows of features by client, with outcomes that are not used."""
     clients = {name: np.asarray(x, float) for name, x in rows.items()}
     return FederatedData.from_clients({name: (x, np.zeros(len(x))) for name, x in clients.items()})
 

@@ -36,8 +36,8 @@ def observer_weights(
             "exponential" draws weights of mean one (the Bayesian bootstrap, Rubin 1981);
             "multinomial" draws observers with replacement, which takes all cells of a site away
             where its only observer is not drawn.
-        replicas: How many; a jackknife has no more than observers.
-        observers: How many.
+        replicas: Count of replicas; a jackknife has at most one per observer.
+        observers: Count of observers.
         seed: Seed of the groups or the weights.
 
     Returns:
@@ -73,7 +73,7 @@ def interval_over_replicas(
     resampling: Resampling,
     scale: Scale = IDENTITY,
 ) -> Float[np.ndarray, " 2 *s"]:
-    """The lower and upper ends of intervals for what was estimated.
+    """The lower and upper ends of intervals for some estimates.
 
     A jackknife of G replicas has the variance (G - 1)/G sum (x_g - mean x)^2 on the given scale,
     and its interval is that of Student's t with G - 1 degrees of freedom around the estimate.

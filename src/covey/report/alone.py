@@ -1,4 +1,4 @@
-"""A site's effects from its own rows alone, to show what learning together has changed."""
+"""A site's effects from its own rows alone, to show the change by learning together."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ def estimated_alone(
         effects: Columns of the site's rows that its effects multiply; a column of ones for an
             intercept.
         outcome: The outcome of each row.
-        offset: What the shared coefficients contribute to the predictor of each row.
+        offset: Contribution of the shared coefficients to the predictor of each row.
 
     Returns:
         The estimates; NaN where the site's rows do not determine them, e.g. where all outcomes are

@@ -20,9 +20,10 @@ class SharedEffects:
         variation: The other parameters in the same columns: intercepts, standard deviations and
             correlations of the effects, noise. May have no rows.
         scale: The scale of the forest plot. Default: the coefficients themselves.
-        units: By term, what one unit of its column is, e.g. "9.03 (1 SD)". Default: nothing known.
-        sentences: What to know when reading the plot.
-        labels: By term, what plots and sentences call it, e.g. "sex: male". Default: the term.
+        units: By term, the size of one unit of its column, e.g. "9.03 (1 SD)". Default: nothing
+            known.
+        sentences: Explanations of the plots.
+        labels: By term, its name in plots and sentences, e.g. "sex: male". Default: the term.
     """
 
     coefficients: pd.DataFrame
@@ -33,7 +34,7 @@ class SharedEffects:
     labels: tuple[tuple[str, str], ...] = ()
 
     def label(self, term: str) -> str:
-        """What plots and sentences call a term.
+        """The name of a term in plots and sentences.
 
         Args:
             term: The term.
@@ -47,11 +48,11 @@ class SiteEffects:
 
     Attributes:
         effects: One row per site and term: client, term, mean, sd, q05, q95.
-        kind: What the values are, e.g. "deviation from the shared coefficient".
+        kind: Description of the values, e.g. "deviation from the shared coefficient".
         reference: By term, the shared value that sites are compared with.
         alone: Estimates of each site alone beside those together: client, term, alone, together,
             rows; `alone` is NaN where a site's rows do not determine it. None: not known.
-        sentences: What to know when reading the plots.
+        sentences: Explanations of the plots.
     """
 
     effects: pd.DataFrame
@@ -63,13 +64,13 @@ class SiteEffects:
 
 @dataclass(frozen=True)
 class NewSite:
-    """What is known of a site that took no part.
+    """A site that took no part: its expected parameters, and its measures.
 
     Attributes:
         effects: The population that its parameters are drawn from: term, mean, sd, q05, q95. None:
             not known.
         measures: Sites that were held out: name, rows, and a column per measure. None: none were.
-        sentences: What to know when reading the tables.
+        sentences: Explanations of the tables.
     """
 
     effects: pd.DataFrame | None = None
@@ -88,7 +89,7 @@ class Calibration:
         observed: Name of the vertical axis, e.g. "observed share".
         coverage: Share of outcomes inside the predictive intervals: client, rows, and a column per
             interval. None: not known.
-        sentences: What to know when reading the plot.
+        sentences: Explanations of the plots.
     """
 
     bins: pd.DataFrame | None
@@ -100,14 +101,14 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Errors:
-    """How predictions miss: a confusion table, or residuals.
+    """Errors of predictions: a confusion table, or residuals.
 
     Attributes:
         confusion: Counts: one row per observed label, one column per predicted label. None: none.
         residuals: Residuals in bins of the prediction: predicted, mean, q05, q25, q75, q95 of the
             residuals, count. None: none.
         measures: One row per site, e.g. sensitivity and specificity. None: none.
-        sentences: What to know when reading the tables.
+        sentences: Explanations of the tables.
     """
 
     confusion: pd.DataFrame | None = None
@@ -137,7 +138,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What left each site.
+    """The messages that left each site.
 
     Attributes:
         parts: Parts of one upload: part, shape, values. None: not known.
@@ -201,7 +202,7 @@ class Convergence:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is needed to do it again.
+    """The settings that are needed to reproduce the results.
 
     Attributes:
         values: Versions, seed, digest of the data and the like: setting, value.
@@ -221,7 +222,7 @@ class Content:
         subtitle: One line below it.
         facts: Up to six short pairs of a label and a value, e.g. ("sites", "4").
         sentences: The summary.
-        cautions: What a reader must know before trusting a number; shown first.
+        cautions: Limits of the results that a reader must know; shown first.
         live: State of the files of a run that is still going, which the page asks for again and
             again. Default: the page is finished.
 

@@ -20,7 +20,7 @@ def flat_draws(tree: Any) -> dict[str, np.ndarray]:
     """Draws by parameter, each as (chains, draws), from the tree of a trace.
 
     Args:
-        tree: What `posterior.shared.trace()` returns.
+        tree: The result of `posterior.shared.trace()`.
 
     Returns:
         Arrays by the names that summaries use, e.g. `weights[age]`.
@@ -71,7 +71,7 @@ def draws_section(
 
 
 def _in_order(judged: list[Judgement]) -> tuple[str, ...]:
-    """What asks for caution first."""
+    """Judgements that ask for caution first."""
     return tuple(one.sentence for one in sorted(judged, key=lambda one: not one.poor))
 
 

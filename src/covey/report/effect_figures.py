@@ -45,7 +45,7 @@ def caterpillar(table: pd.DataFrame, *, reference: float | None, axis: str) -> g
 
     Args:
         table: Columns client, mean, q05 and q95; `new` is true for a site that took no part.
-        reference: Where to draw a line, e.g. the shared coefficient; None: nowhere.
+        reference: Position of a line, e.g. the shared coefficient; None: no line.
         axis: Title of the horizontal axis.
 
     Returns:

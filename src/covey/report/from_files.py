@@ -19,7 +19,7 @@ _RECENT = 20  # rounds that tell how long the next ones take
 
 @dataclass(frozen=True)
 class RunState:
-    """What the files of a run say.
+    """The state of a run, as read from its files.
 
     Attributes:
         name: Name of the run.

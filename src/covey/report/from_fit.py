@@ -123,7 +123,7 @@ def _said(summary: Any, draws: Draws | None) -> tuple[list[str], tuple[str, ...]
 
 
 def record_of(fit: Any) -> dict[str, pd.DataFrame] | None:
-    """What a page says about the run of a fit, from the run or, for a loaded fit, from its folder.
+    """Tables about the run of a fit, from the run or, for a loaded fit, from its folder.
 
     Args:
         fit: A `covey.Fit`.
@@ -229,7 +229,7 @@ def _label_of_part(design: Any, part: str) -> str:
 
 
 def _unit(design: Any, term: str) -> str:
-    """The change that a coefficient is about: a standard deviation, or a level of a factor."""
+    """The change that a coefficient refers to: a standard deviation, or a level of a factor."""
     _, sd = design.scaled.get(term, (None, None))
     if sd is not None:
         return f"{sd:.3g} (1 SD)"

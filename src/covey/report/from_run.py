@@ -1,4 +1,4 @@
-"""The report of a run, of any method: what its posterior, metrics, messages and ledger have."""
+"""The report of a run, of any method, from its posterior, metrics, messages and ledger."""
 
 import re
 from pathlib import Path

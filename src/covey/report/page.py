@@ -57,7 +57,7 @@ def write(content: Content, path: Path) -> None:
     """Write a report; the file is either whole or not there.
 
     Args:
-        content: What it says; see `covey.report.from_run` and `covey.report.from_fit`.
+        content: The content; see `covey.report.from_run` and `covey.report.from_fit`.
         path: The HTML file. Its folder must exist.
     """
     atomic_files.write(path, render(content).encode())
@@ -67,7 +67,7 @@ def render(content: Content) -> str:
     """The page of a report.
 
     Args:
-        content: What it says.
+        content: The content.
 
     Returns:
         HTML with everything inside: styles, scripts, figures, tables, and the tables as CSV in

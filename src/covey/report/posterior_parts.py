@@ -297,7 +297,7 @@ def _means(shared: SharedEffects) -> dict[str, float]:
 
 
 def _units(run: Any) -> tuple[tuple[str, str], ...]:
-    """What one unit of a standardised column is on its original scale."""
+    """One unit of a standardised column on its original scale."""
     scaling, features = run.data.scaling, run.data.spec.features
     if scaling is None or features is None or np.shape(scaling.scale) != (len(features),):
         return ()

@@ -56,7 +56,7 @@ def calibration_of(predictions: pd.DataFrame, family: str) -> Calibration:
 def errors_of(
     predictions: pd.DataFrame, family: str, levels: tuple[str, str] | None = None
 ) -> Errors:
-    """How predictions miss.
+    """Errors of predictions.
 
     Args:
         predictions: As for `calibration_of`.

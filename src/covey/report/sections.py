@@ -128,7 +128,7 @@ def _shared(shared: SharedEffects) -> Section:
 
 
 def _with_ratio(table: pd.DataFrame, shared: SharedEffects) -> pd.DataFrame:
-    """The table with what a unit is, and ratios before coefficients."""
+    """The table with the unit of each term, and ratios before coefficients."""
     columns: dict[str, object] = {"term": table["term"]}
     if shared.units:
         units = dict(shared.units)

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def in_bytes(count: Any) -> str:
-    """A number of bytes in a readable unit.
+    """A count of bytes in a readable unit.
 
     Example:
         >>> in_bytes(3156)

@@ -117,7 +117,7 @@ def spread_in_words(values: pd.Series, names: pd.Series, measure: str) -> str:
     Args:
         values: The measure of each site; NaN for sites without rows.
         names: Their names.
-        measure: What the measure is called; a high accuracy is good, other measures are losses.
+        measure: Name of the measure; a high accuracy is good, other measures are losses.
 
     Example:
         >>> spread_in_words(pd.Series([0.9, 0.7]), pd.Series(["a", "b"]), "accuracy")

@@ -46,7 +46,7 @@ class Trial(NamedTuple):
 
     @property
     def overrides(self) -> list[str]:
-        """What `covey run --set` would be given."""
+        """The arguments of `covey run --set`."""
         return [f"{key}={value}" for key, value in self.settings]
 
     def configuration(self) -> Configuration:
@@ -66,7 +66,7 @@ def axis_of(given: str) -> Axis:
     list or a table.
 
     Args:
-        given: What follows `--set`.
+        given: The text after `--set`.
 
     Returns:
         The key and its values.

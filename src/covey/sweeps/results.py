@@ -1,4 +1,4 @@
-"""What a sweep found: a table of settings, the chosen one, and a figure."""
+"""The results of a sweep: a table of settings, the chosen one, and a figure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def choose(
 
     Args:
         axes: The settings that vary.
-        outcomes: What each run came to.
+        outcomes: The outcome of each run.
         by: The measure to choose by. Default: nll, the mean negative log-likelihood of a row.
 
     Returns:
@@ -78,8 +78,8 @@ def figure_of(axes: Sequence[Axis], outcomes: Mapping[Trial, Outcome], choice: C
 
     Args:
         axes: The settings that vary.
-        outcomes: What each run came to.
-        choice: What `choose` found.
+        outcomes: The outcome of each run.
+        choice: The result of `choose`.
 
     Returns:
         The figure: lines through the means, a dot per seed, the chosen setting marked.

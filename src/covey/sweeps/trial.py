@@ -19,7 +19,7 @@ _ENDING_SECONDS = 20.0
 
 
 class Outcome(NamedTuple):
-    """What a run of a sweep came to.
+    """The outcome of a run of a sweep.
 
     Attributes:
         round: Rounds that were run; 0 where the run did not get so far.
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
         diverged: How the run diverged; None where it did not.
         failed: Why the run could not be done; None where it could. A failed run is tried again.
         seconds: Time that the last start took.
-        warnings: What the run warned of.
+        warnings: Warnings of the run.
     """
 
     round: int = 0

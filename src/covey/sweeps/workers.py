@@ -30,14 +30,14 @@ def each(
 
     Args:
         function: A function of a module, called with each task. It handles its own errors.
-        tasks: What to call it with; sent to the workers as bytes.
+        tasks: Arguments of the calls; sent to the workers as bytes.
         workers: Number of processes.
 
     Yields:
         Each task with its result, as they are finished.
 
     Raises:
-        WorkerLostError: A worker was killed, e.g. for want of memory.
+        WorkerLostError: A worker was killed, e.g. for lack of memory.
 
     Example:
         >>> list(each(abs, [-1, 2], workers=1))
@@ -89,14 +89,14 @@ class _Worker:
         return task
 
     def result(self, task: Any) -> Any:
-        """What became of the task."""
+        """The result of the task."""
         try:
             return self.pipe.recv()
         except EOFError:
             self.process.join()
             raise WorkerLostError(
                 f"the worker process of {task} ended with exit code {self.process.exitcode}, "
-                "perhaps for want of memory; start again with fewer --workers"
+                "perhaps for lack of memory; start again with fewer --workers"
             ) from None
 
 
