@@ -13,7 +13,7 @@ from methods import METHODS, OWN_BIAS, VARIANTS, remembering
 import covey
 from covey import models
 from covey.config.catalogue import METHODS as CATALOGUE
-from covey.core.algorithm import Local
+from covey.core.algorithm import Empty, Local
 from covey.testing import check_method
 
 EVERY = METHODS | VARIANTS
@@ -80,12 +80,15 @@ def summed(key, down, memory, data):
         ({"client": of_capacity}, "another capacity, up differs"),
         ({"client": by_position}, "rows lie elsewhere, up differs"),
         ({"client": of_nothing}, "without rows, .* is not finite"),
-        ({"client": integers}, "uploads its only array as int32"),
+        ({"client": integers}, "uploads the only array as int32"),
         (
             {"init_client": shaped_by_rows, "client": summed},
-            r"of a client is float32\[1, 3\] once and float32\[2, 3\] once",
+            r"a client: the only array is float32\[1, 3\] and float32\[2, 3\] \(with one row",
         ),
-        ({"server": lambda key, state, _: (state._replace(theta=jnp.float32(0)), ())}, "theta"),
+        (
+            {"server": lambda key, state, _: (state._replace(theta=jnp.float32(0)), Empty())},
+            "theta",
+        ),
     ],
 )
 def test_a_broken_contract_is_told(changes, told):

@@ -21,10 +21,12 @@ from covey.core.algorithm import (
     published,
 )
 from covey.core.keys import Stream, key_for, root_key
+from covey.core.method_checks import need_method
 from covey.core.node import Node, first_node, node_round
 from covey.core.shard import Rows, Shard
 from covey.core.trimming import Used, filled, trimmed
 from covey.data.federated import FederatedData
+from covey.engines.explaining import explaining
 from covey.engines.round import received
 from covey.engines.setup import shapes_of
 
@@ -71,6 +73,8 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
         >>> covey.testing.check_method(covey.mb_sgd(covey.models.linear()))
     """
     data = _regression() if data is None else data
+    need_method(method)
+    method = explaining(method)
     method = method._replace(client=jax.jit(method.client))  # traced once per capacity
     root, spec = root_key(0), data.spec._replace(omega=2.0**-16)
     channel = keep_exact(method.exact, bfloat16())

@@ -8,7 +8,8 @@ from least_squares import COUNTS, DATA, designs, fit
 from problems import logistic_rows
 
 from covey import models
-from covey.algorithms.mocha import mocha, relation_of
+from covey.algorithms.mocha import State, mocha, relation_of
+from covey.core.algorithm import Aggregate
 from covey.core.shard import Rows, whole
 from covey.data.federated import FederatedData
 from covey.kernels.dual_coordinates import logistic_loss, squared_loss
@@ -175,3 +176,14 @@ def test_models_that_are_not_linear(model):
 def test_more_rows_than_dual_variables():
     with pytest.raises(ValueError, match=r"a client has 40 training rows.*give rows=40"):
         run(mocha(models.linear(), penalty=1.0, rows=30), DATA, rounds=1)
+
+
+def test_the_relation_stays_where_nobody_heard_has_rows():
+    method = mocha(models.linear(), penalty=PENALTY)
+    with jax.enable_x64(False):  # where a square root of almost nothing is zero
+        relation, nothing = jnp.eye(D) / B, jnp.zeros((D, D))
+        state = State(relation, jnp.int32(3))
+        after, _ = method.server(
+            None, state, Aggregate(nothing, nothing, jnp.ones(()), jnp.ones(()))
+        )
+        np.testing.assert_array_equal(after.relation, relation)

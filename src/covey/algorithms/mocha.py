@@ -145,7 +145,9 @@ def mocha(
         if not learn_relation:
             return State(state.relation, done), Empty()
         new = relation_of(aggregate.weighted, done // relate_every)
-        return State(jnp.where(done % relate_every == 0, new, state.relation), done), Empty()
+        # Clients that were heard and have no rows have no weights, and say nothing of D.
+        due = (done % relate_every == 0) & (jnp.trace(aggregate.weighted) > 0)
+        return State(jnp.where(due, new, state.relation), done), Empty()
 
     def adapt(key, down, data):
         _, (weights, _) = solved(key, down, _fresh(down, data.capacity), data, adapt_epochs)

@@ -18,10 +18,11 @@ from covey.config import user_code
 from covey.config.checking import Configuration, ConfigurationError, checked, read
 from covey.config.parts import PREPARATION, channel_of, prepare
 from covey.core import toml_files
-from covey.core.algorithm import FUNCTIONS, Algorithm, need_method
+from covey.core.algorithm import FUNCTIONS, Algorithm
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
+from covey.core.method_checks import need_method
 from covey.data.federated import FederatedData
 from covey.privacy.ledger import Budget
 from covey.runs.directory import RunDirectory

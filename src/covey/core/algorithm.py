@@ -281,33 +281,6 @@ FUNCTIONS = tuple(  # the nine that every method has
 )
 
 
-def need_method(given: object) -> None:
-    """Check that something is a method, with all its functions.
-
-    Args:
-        given: The method, or what was given in its place.
-
-    Raises:
-        ValueError: It is no method, or a field that must be a function is none; the message names
-            it.
-    """
-    if not isinstance(given, Algorithm):
-        if callable(given):
-            called = getattr(given, "__name__", "method")
-            raise ValueError(
-                f"{called} is a factory of methods: call it with a model, e.g. {called}(model, ...)"
-            )
-        raise ValueError(
-            f"a method such as covey.fedavg(model) is needed, got {type(given).__name__}"
-        )
-    for field in FUNCTIONS:
-        if not callable(found := getattr(given, field)):
-            raise ValueError(
-                f"the method {given.name!r} has {field}={found!r}: {field} must be a function; "
-                "help(covey.Algorithm) says of which arguments"
-            )
-
-
 def published(algorithm: Algorithm, state: State) -> Message:
     """The state that clients evaluate and predict with."""
     return (algorithm.publish or algorithm.broadcast)(state)

@@ -18,16 +18,17 @@ from covey.core.algorithm import (
     Message,
     Plan,
     State,
-    need_method,
 )
 from covey.core.channel import Channel
 from covey.core.cohort import Sampler, Scheme, full
 from covey.core.faults import Faults
 from covey.core.keys import Stream, key_for, root_key
+from covey.core.method_checks import need_method, place_of
 from covey.core.node import Node, Sent, first_node, node_round
 from covey.core.shard import Shard, Spec, bucket_size
 from covey.data.federated import FederatedData
 from covey.data.roster import Roster
+from covey.engines.explaining import explaining, path_of
 from covey.engines.messages import Answer, down_size, up_size
 from covey.engines.record import Sizes
 from covey.engines.sharing import shared
@@ -75,7 +76,15 @@ class Setup(NamedTuple):
         # In one program: op by op, each of a hundred would be compiled by itself. Rows were checked
         # when shapes were found; without them, runs on data of the same shapes share the program.
         spec = self.spec._replace(first_row=None)
-        return shared(_first_of, self.algorithm.init, spec)(self.root)
+        server = shared(_first_of, self.algorithm.init, spec)(self.root)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(server):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and np.isnan(np.asarray(leaf)).any():
+                raise ValueError(
+                    f"{self.algorithm.name}: init{place_of(self.algorithm.init)}: {path_of(path)} "
+                    "is NaN before the first round; look at what init divides by, and at log or "
+                    "sqrt of what is not positive"
+                )
+        return server
 
 
 def setup_of(
@@ -170,8 +179,10 @@ def agreement_of(
         given, spec = identity(), spec._replace(omega=0.0)
     else:
         given = channel
-    traced_once = algorithm._replace(client=jax.jit(algorithm.client))
+    watched = explaining(algorithm)
+    traced_once = watched._replace(client=jax.jit(watched.client))
     plain = shapes_of(traced_once, identity(), root, spec)
+    _need_parts(algorithm, plain.up)
     if given.omega is None or given.omega(plain.up) > 0:  # what loses nothing needs no exceptions
         given = keep_exact(algorithm.exact, given)
     if validate is not None:
@@ -196,51 +207,67 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         node = first_node(algorithm, channel, root, 0, down, data)
         sent, new, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
         up = channel.decode(sent.payload)
-        _, server_info = algorithm.server(root, server, Aggregate(up, up, *(jnp.ones(()),) * 2))
-        return Shapes(server, down, node, up, sent, info, server_info), new
+        after, server_info = algorithm.server(root, server, Aggregate(up, up, *(jnp.ones(()),) * 2))
+        return Shapes(server, down, node, up, sent, info, server_info), new, after
 
     def with_rows(count):
         rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((count, *s.shape), s.dtype), spec.rows)
         return jax.eval_shape(trace, root, rows)
 
     if algorithm.hooks.fixed_shapes:  # the trace that the rounds use
-        (shapes, new) = (larger, _) = with_rows(spec.capacity)
+        (shapes, new, after) = (larger, _, _) = with_rows(spec.capacity)
     else:
-        (shapes, new), (larger, _) = with_rows(1), with_rows(2)
-    for what, one, other in (
-        ("state of a client", shapes.node.state, larger.node.state),
-        ("state of a client", shapes.node.state, new.state),
-        ("upload", shapes.up, larger.up),
-    ):
-        _need_same_shapes(algorithm.name, what, one, other)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes.up):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ValueError(
-                f"{algorithm.name} uploads {_path(path)} as {leaf.dtype}; uploads are summed with "
-                "weights and must be floats: convert it with .astype(float)"
-            )
+        (shapes, new, after), (larger, _, _) = with_rows(1), with_rows(2)
+    name, rows, time = algorithm.name, "with one row and with two", "before a round and after it"
+    need_same_shapes(f"{name}: the upload", shapes.up, larger.up, rows)
+    need_same_shapes(f"{name}: the state of a client", shapes.node.state, larger.node.state, rows)
+    need_same_shapes(f"{name}: the state of a client", shapes.node.state, new.state, time)
+    need_same_shapes(f"{name}: the state of the server", shapes.server, after, time)
     return shapes
 
 
-def _need_same_shapes(name: str, what: str, one: PyTree, other: PyTree) -> None:
+def _need_parts(algorithm: Algorithm, up: Message) -> None:
+    """An error where the upload has no part of a name that the method wants exact."""
+    paths = tree.paths(up)
+    for name in algorithm.exact:
+        if not any(tree.is_below(path, name) for path in paths):
+            raise ValueError(
+                f"{algorithm.name}: exact={algorithm.exact!r}: the upload has no part {name!r}; it "
+                f"has {', '.join(paths)}"
+            )
+
+
+def need_same_shapes(what: str, one: PyTree, other: PyTree, when: str) -> None:
+    """Raise a ValueError where two trees differ in structure, shapes or types.
+
+    Args:
+        what: What the trees are, for the message.
+        one: The first tree.
+        other: The second.
+        when: Where each of the two is found, for the message.
+    """
     if jax.tree.structure(one) != jax.tree.structure(other):
         raise ValueError(
-            f"{name}: the {what} changes its structure, from {jax.tree.structure(one)} to "
-            f"{jax.tree.structure(other)}; it must be the same in every round and for any rows"
+            f"{what} changes its structure, from {_structure(one)} to {_structure(other)} "
+            f"({when}); it must be the same in every round and for any rows"
         )
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
     ):
         if a.shape != b.shape or a.dtype != b.dtype:
             raise ValueError(
-                f"{name}: {_path(path)} of the {what} is {a.dtype}{list(a.shape)} once and "
-                f"{b.dtype}{list(b.shape)} once; its shape must not depend on the client's rows or "
-                "on the round"
+                f"{what}: {path_of(path)} is {a.dtype}{list(a.shape)} and "
+                f"{b.dtype}{list(b.shape)} ({when}); shapes and types must not depend on the "
+                "client's rows or on the round"
             )
 
 
-def _path(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "its only array"
+def _structure(tree: PyTree) -> str:
+    """The kind of a tree and the names of its arrays."""
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(tree)):
+        return "one array"
+    names = ", ".join(map(path_of, (path for path, _ in jax.tree.leaves_with_path(tree))))
+    return f"{type(tree).__name__}({names})"
 
 
 def sizes_of(channel: Channel, shapes: Shapes) -> Sizes:

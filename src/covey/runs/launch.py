@@ -8,10 +8,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from covey.core.algorithm import Algorithm, need_method
+from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.cohort import Scheme
 from covey.core.faults import Faults
+from covey.core.method_checks import need_method
 from covey.core.shard import Rows
 from covey.data.federated import FederatedData, Split
 from covey.engines.cluster import Cluster
