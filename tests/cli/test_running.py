@@ -109,6 +109,8 @@ def test_a_run_with_overrides_and_what_it_refuses(tmp_path):
     )
     assert code == 0, said
     assert "3 rounds of fedavg" in said
+    assert "held-out clients, test rows: accuracy" in said
+    assert "judged on their test rows: b" in (out / "report.html").read_text("utf-8")
     assert len(lines(out)) == 3
     assert {path.name for path in out.iterdir()} == {
         "checkpoints", "clients.parquet", "config.toml", "lock", "metrics.jsonl", "report.html",

@@ -481,7 +481,7 @@ def test_a_method_of_a_users_own_file_runs_and_resumes_from_anywhere(config, tmp
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    again, _ = configuration.reopen(out)
+    again = configuration.reopen(out)
     assert (again.method.name, again.round) == ("mine", 4)
 
     (tmp_path / "own.py").write_text(OWN + "# changed\n")

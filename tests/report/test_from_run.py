@@ -119,7 +119,7 @@ def test_chains_become_a_forest_with_the_numbers_of_the_summary(chains):
 
 def test_an_unfinished_run_is_not_asked_for_its_posterior(chains, monkeypatch):
     monkeypatch.setattr(type(chains), "posterior", property(lambda self: 1 / 0))
-    assert content_of(chains, posterior=False).shared is None
+    assert content_of(chains, finished=False).shared is None
 
 
 def test_too_few_draws_are_a_caution_and_no_error():
@@ -136,7 +136,7 @@ def test_a_privacy_budget_has_a_section():
     method = fald(models.linear(), step_size=1e-5, local_steps=1, burn_in=1, clip=1.0)
     budget = Budget(delta=1e-5, epsilon=50.0, accountants=("rdp",))
     done = run(method, data, rounds=3, seed=0, privacy=budget, progress=False)
-    privacy = content_of(done, posterior=False).privacy
+    privacy = content_of(done, finished=False).privacy
     spent = done.ledger.spent(3)["rdp"]
     assert privacy.spent.to_dict("records") == [{"accountant": "rdp", "epsilon": spent}]
     np.testing.assert_array_equal(privacy.by_round["rdp"], done.metrics["epsilon_rdp"])
@@ -158,9 +158,11 @@ def test_a_run_with_a_directory_writes_its_report_once(done, tmp_path):
     assert not directory.report_is_current()
 
 
-def test_held_out_sites_are_judged(done):
+def test_held_out_sites_are_judged(done, monkeypatch):
     unseen = done.data.subset([1])
-    content = content_of(done, unseen=unseen)
+    monkeypatch.setattr(done, "unseen", unseen)
+    content = content_of(done)
+    assert content_of(done, finished=False).new_site is None
     measures = content.new_site.measures
     pd.testing.assert_frame_equal(
         measures, done.evaluate(unseen, split="test").clients.drop(columns="client")

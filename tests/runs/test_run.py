@@ -27,6 +27,7 @@ from covey.core import atomic_files, cohort
 from covey.core.metrics import Calibration, Mean
 from covey.data.federated import FederatedData
 from covey.engines.record import Diverged
+from covey.engines.simulate import Simulation
 from covey.models import gaussian_mixture, linear, logistic
 from covey.runs.digest import data_digest
 from covey.runs.evaluation import Evaluation
@@ -99,6 +100,49 @@ def test_unseen_clients_are_adapted(method, data):
     assert done.predict(x, client="site4", data=unseen).log_probability.shape == (len(x), 2)
     with pytest.raises(ValueError, match="no client 'site4'"):
         done.predict(x, client="site4")
+
+
+def test_everything_is_evaluated_once_after_the_last_round(method, data, tmp_path, monkeypatch):
+    """Progress, `run.evaluation`, clients.parquet and the report share one evaluation; the unseen
+    clients have one, which the report and `unseen_evaluation` share.
+    """
+    asked, evaluate = [], Simulation.evaluate
+
+    def counted(self, state, split="validation", data=None, **options):
+        asked.append((state.round, split, None if data is None else data.name_of(0)))
+        return evaluate(self, state, split, data, **options)
+
+    monkeypatch.setattr(Simulation, "evaluate", counted)
+    known, unseen = data.hold_out(["site4"])
+    out = tmp_path / "run"
+    done = run(method, known, unseen=unseen, out=out, **knobs(rounds=6))
+    assert len(done.clients) == 4
+    assert list(done.unseen_evaluation.clients["name"]) == ["site4"]
+    page = (out / "report.html").read_text("utf-8")
+    assert "judged on their test rows: site4" in page
+    assert asked == [(5, "validation", None), (6, "validation", None), (6, "test", "site4")]
+    assert done.unseen_evaluation.pooled == done.evaluate(unseen).pooled
+    before = done.unseen_evaluation
+    assert done.advance(1).unseen_evaluation.round == 7 > before.round
+
+
+@pytest.mark.parametrize(
+    ("unseen", "told"),
+    [
+        (lambda data: data.pooled(), "no test rows to be judged on; split the data before"),
+        (lambda data: data.standardised()[0], "unseen: these data were standardised and those"),
+        (lambda data: linear_gaussian().data.split(test=0.2, seed=0), "unseen: the rows of these"),
+    ],
+)
+def test_unseen_clients_that_cannot_be_judged_are_refused(method, data, unseen, told):
+    raw = data.subset([0, 1, 2]).split(validation=0, test=0, seed=1)
+    with pytest.raises(ValueError, match=told):
+        run(method, data, unseen=unseen(raw), **knobs(rounds=1))
+
+
+def test_a_run_without_unseen_clients_says_so(whole):
+    with pytest.raises(ValueError, match=r"given no unseen clients: start it with covey.run\(.*"):
+        _ = whole.unseen_evaluation
 
 
 def test_a_method_without_a_posterior_says_so(whole):

@@ -70,7 +70,8 @@ def posterior_command(
         from covey.report.tables import summary_table
 
         check_probability(probability)
-        done, held = configuration.reopen(directory)
+        done = configuration.reopen(directory)
+        held = done.unseen
         if held_out and held is None:
             raise ValueError(f"{directory}: no clients were held out from this run")
         wanted = _posteriors(done, held if held_out else None, clients, shared=shared)

@@ -74,8 +74,8 @@ def _write(directory: Path, path: Path, data: Path | None) -> None:
     if "data" in state.tables and not state.running:
         from covey.config import configuration
 
-        done, unseen = configuration.reopen(directory)
-        from_run.write(done, path, settings=state.settings, unseen=unseen)
+        done = configuration.reopen(directory)
+        from_run.write(done, path, settings=state.settings)
         return
     why = "is still going" if state.running else "was started from Python"
     _note(f"the run {why}: the page is made of its files, without its posterior")

@@ -17,7 +17,6 @@ from covey.cli.consoles import (
 )
 
 if TYPE_CHECKING:
-    from covey.data.federated import FederatedData
     from covey.runs.evaluation import Evaluation
     from covey.runs.run import Run
 
@@ -64,9 +63,7 @@ def run_command(
                 if command := _how_to_continue(directory):
                     errors.print(Text(command), soft_wrap=True)
                 raise typer.Exit(code_of(interrupt)) from None
-            _print_results(done, parts.unseen)
-            if parts.unseen is not None:
-                _report_with(done, parts.unseen, directory)
+            _print_results(done)
         console.print(
             Text(f"written to {directory}; look at {directory / 'report.html'}"), soft_wrap=True
         )
@@ -90,15 +87,7 @@ def _how_to_continue(directory: Path) -> str:
     return f"to continue: covey run {config} --resume --out {out}"
 
 
-def _report_with(done: "Run", unseen: "FederatedData", directory: Path) -> None:
-    """The page again, with the clients held out, which a run knows nothing of."""
-    from covey.report import from_run
-
-    text = (directory / "config.toml").read_text("utf-8")
-    from_run.write(done, directory / "report.html", settings=text, unseen=unseen)
-
-
-def _print_results(done: "Run", unseen: "FederatedData | None") -> None:
+def _print_results(done: "Run") -> None:
     took_part, clients = done.participants, done.data.clients
     of = f"{clients}" if took_part == clients else f"{took_part} of {clients}"
     console.print(
@@ -107,8 +96,8 @@ def _print_results(done: "Run", unseen: "FederatedData | None") -> None:
     )
     if done.data.counts(done.split).any():
         _print_evaluation("clients", done.evaluation)
-    if unseen is not None:
-        _print_evaluation("held-out clients", done.evaluate(unseen, split="test"))
+    if done.unseen is not None:
+        _print_evaluation("held-out clients", done.unseen_evaluation)
     if done.ledger is not None:
         spent = ", ".join(
             f"{value:.4g} by {name}" for name, value in done.ledger.spent(done.round).items()

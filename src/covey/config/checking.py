@@ -33,6 +33,7 @@ _RECORD = (
 _NOT_IN_RUN = (
     "method",
     "data",
+    "unseen",
     "cohort",
     "channel",
     "faults",

@@ -148,6 +148,7 @@ def execute(
     return run(
         parts.method,
         parts.data,
+        unseen=parts.unseen,
         cohort=parts.cohort,
         channel=parts.channel,
         faults=parts.faults,
@@ -161,8 +162,8 @@ def execute(
     )
 
 
-def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
-    """A finished run as it was left, and the clients that were held out from it, if any.
+def reopen(directory: Path) -> Run:
+    """A finished run as it was left.
 
     Raises:
         ConfigurationError: there is no run, it is not finished, or it was not started from a
@@ -193,5 +194,4 @@ def reopen(directory: Path) -> tuple[Run, FederatedData | None]:
     settings = read(
         path, overrides=[f"run.rounds={done}"]
     )  # a run may have gone on past what was asked for
-    parts = build(settings)
-    return execute(settings, parts, out=directory, resume=True, progress=False), parts.unseen
+    return execute(settings, build(settings), out=directory, resume=True, progress=False)

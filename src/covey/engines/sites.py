@@ -40,6 +40,7 @@ from covey.engines.reception import (
     with_accepted,
 )
 from covey.engines.record import Counts, Diverged, Line, as_line
+from covey.engines.rows import need_rows
 from covey.engines.setup import setup_of
 from covey.engines.site_programs import known_nodes
 
@@ -160,7 +161,7 @@ class Sites:
         """Metrics of every site on one split of its rows, stacked by site. A site that does not
         answer, or keeps its metrics, counts no rows.
         """
-        self.roster.replaced_by(data)
+        need_rows(self.roster.replaced_by(data), split)
         if draws is not None:
             raise ValueError(
                 "sites evaluate as the study says: leave draws= out, and set it in the method"

@@ -33,20 +33,17 @@ SCALES: dict[str, Scale] = {
 }
 
 
-def write(
-    run: Any, path: Path, *, settings: str = "", unseen: Any = None, finished: bool = True
-) -> None:
+def write(run: Any, path: Path, *, settings: str = "", finished: bool = True) -> None:
     """Write the page of a run.
 
     Args:
         run: A `covey.Run`.
         path: The HTML file.
         settings: Text of its configuration. Default: none is shown.
-        unseen: Clients that were held out from the run (`FederatedData`), to be evaluated as new
-            ones. Default: there are none.
-        finished: Whether the run is at its end; before that, its posterior is not drawn.
+        finished: Whether the run is at its end; before that, its posterior is not drawn and its
+            unseen clients are not evaluated.
     """
-    content = content_of(run, settings=settings, unseen=unseen, posterior=finished)
+    content = content_of(run, settings=settings, finished=finished)
     page.write(content, path)
 
 
@@ -54,8 +51,7 @@ def content_of(
     run: Any,
     *,
     settings: str = "",
-    unseen: Any = None,
-    posterior: bool = True,
+    finished: bool = True,
     family: str | None = None,
 ) -> Content:
     """The content of the report of a run.
@@ -63,9 +59,8 @@ def content_of(
     Args:
         run: A `covey.Run`.
         settings: Text of its configuration. Default: none is shown.
-        unseen: Clients that were held out from the run. Default: there are none.
-        posterior: Whether to draw the posterior where the method has one. An approximate posterior
-            asks all clients for sums. Default: yes.
+        finished: Whether to draw the posterior where the method has one, and to evaluate the
+            unseen clients. An approximate posterior asks all clients for sums. Default: yes.
         family: Family of the outcome, e.g. "poisson", which says whether coefficients are log odds
             or log rates. Default: found from the labels or the configuration where it is clear.
 
@@ -73,9 +68,9 @@ def content_of(
         The content; sections that the run has nothing for are None.
     """
     scale = SCALES.get(family or _family(run, settings), "coefficient")
-    parts = posterior_parts(run, scale) if posterior else PosteriorParts()
+    parts = posterior_parts(run, scale) if finished else PosteriorParts()
     fairness, calibration = _evaluated(run)
-    new_site = _new_site(run, unseen, parts.new_site)
+    new_site = _new_site(run, parts.new_site) if finished else None
     traffic, privacy = _traffic(run), privacy_of(run)
     names = [run.data.name_of(at) for at in range(run.data.clients)]
     rows = int(np.sum(run.data.counts("train")))
@@ -170,11 +165,11 @@ def _bins(table: pd.DataFrame) -> pd.DataFrame:
     return bins.assign(q05=low, q95=high, count=total["count"]).reset_index(drop=True)
 
 
-def _new_site(run: Any, unseen: Any, drawn: NewSite | None) -> NewSite | None:
+def _new_site(run: Any, drawn: NewSite | None) -> NewSite | None:
     """The population of sites, and the sites that were held out."""
-    if unseen is None:
+    if run.unseen is None:
         return drawn
-    evaluation = run.evaluate(unseen, split="test")
+    evaluation = run.unseen_evaluation
     measures = evaluation.clients.drop(columns="client")
     shown = ", ".join(f"{name} {value:.3g}" for name, value in evaluation.pooled.items())
     sentence = (

@@ -39,16 +39,19 @@ class Advancing:
         seed: int,
         questions: Questions,
         ledger: Ledger | None = None,
+        unseen: FederatedData | None = None,
         *,
         state: Position,
         records: list[Record],
         directory: RunDirectory | None = None,
     ):
         self.name, self.data, self.seed, self.ledger = name, data, seed, ledger
+        self.unseen = unseen
         self.method = engine.setup.algorithm
         self._engine, self._options, self._directory = engine, options, directory
         self._state, self._records = state, records
         self._last: Evaluation | None = None
+        self._last_unseen: Evaluation | None = None
         self._saved_at = perf_counter()
         self._block = 1
         self._told_of_diverged = False

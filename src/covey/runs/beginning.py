@@ -29,12 +29,14 @@ class Venue(NamedTuple):
         questions: Asks all clients.
         tell: (what a preparation has found) tells the clients, where they prepare the method
             themselves; None where they share this process.
+        unseen: Clients that never take part, to be evaluated; None where there are none.
     """
 
     clients: FederatedData | Roster
     engine_of: Callable[[Algorithm], Engine]
     questions: Questions
     tell: Callable[[PyTree], None] | None = None
+    unseen: FederatedData | None = None
 
 
 def begin(
@@ -87,7 +89,8 @@ def begin(
             raise ValueError("a privacy budget needs a number of rounds: give rounds=")
         ledger.check(rounds, done=done)
     title = name or (method.name if directory is None else directory.path.name)
-    parts = (title, engine, venue.clients, options, seed, venue.questions, ledger)
+    clients, unseen = venue.clients, venue.unseen
+    parts = (title, engine, clients, options, seed, venue.questions, ledger, unseen)
     if directory is None:
         return Run.start(*parts, rounds=rounds)
     recorded: dict[str, Mapping[str, toml.Value]] = dict(

@@ -39,6 +39,7 @@ def run(
     method: Algorithm,
     data: FederatedData,
     *,
+    unseen: FederatedData | None = None,
     rounds: int | None = None,
     seed: int = 0,
     cohort: Scheme | None = None,
@@ -65,6 +66,9 @@ def run(
     Args:
         method: A method with its model, e.g. `covey.fedavg(covey.models.logistic())`.
         data: The clients' rows.
+        unseen: Clients that never take part, with the columns and the scale of `data`, e.g. from
+            `data.hold_out`. After the last round each is adapted to its training rows and evaluated
+            on its test rows: `run.unseen_evaluation`, and the report.
         rounds: Rounds in all, counted from the beginning also when a run is resumed. Default: until
             the method has settled, for methods that can tell, such as `covey.marginal`.
         seed: Seed of everything random.
@@ -119,6 +123,7 @@ def run(
         True
     """
     _check_parts(method, data)
+    _check_unseen(data, unseen)
     options = RunOptions(evaluate_every, split, checkpoint_every, progress)
     _check(rounds, options, out, resume, engine, topology, chunk, storage)
     _check_cluster(engine, actors, address)
@@ -131,6 +136,7 @@ def run(
         data,
         partial(engine_of, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places),
         Questions(no_questions if engine == "peers" else ByRounds(engine_of)),
+        unseen=unseen,
     )
     given = {"engine": engine, "chunk": chunk, "storage": storage}
     given |= {"actors": actors, "address": address}
@@ -197,6 +203,32 @@ def _check_parts(method: object, data: object) -> None:
         raise ValueError(
             "data must be a covey.FederatedData, e.g. from covey.load or "
             f"covey.FederatedData.from_clients, got {type(data).__name__}"
+        )
+
+
+def _check_unseen(data: FederatedData, unseen: object) -> None:
+    """An error where the unseen clients cannot be judged by a model of the data."""
+    if unseen is None:
+        return
+    if not isinstance(unseen, FederatedData):
+        raise ValueError(
+            "unseen must be a covey.FederatedData, e.g. from data.hold_out, got "
+            f"{type(unseen).__name__}"
+        )
+    try:
+        data.replaced_by(unseen)
+    except ValueError as error:
+        raise ValueError(f"unseen: {error}") from error
+    if data.spec.rows != unseen.spec.rows or data.spec.classes != unseen.spec.classes:
+        raise ValueError(
+            "unseen: the rows of these clients have other shapes, types or classes than those of "
+            f"the data: {unseen.spec.rows} with classes {unseen.spec.classes}, and not "
+            f"{data.spec.rows} with {data.spec.classes}"
+        )
+    if not unseen.counts("test").any():
+        raise ValueError(
+            "unseen: these clients have no test rows to be judged on; split the data before "
+            "holding clients out, e.g. data.split(test=0.2, seed=0).hold_out([...])"
         )
 
 

@@ -12,7 +12,6 @@ from covey.core.keys import Stream, key_for
 from covey.data.conversion import NewRows
 from covey.data.federated import FederatedData, Split
 from covey.engines.engine import Engine
-from covey.engines.rows import need_rows
 from covey.inference.posterior import Origin, RunPosterior
 from covey.runs import toml
 from covey.runs.advancing import Advancing
@@ -37,8 +36,8 @@ class Run(Advancing):
         """A new run after its first `rounds` rounds.
 
         Args:
-            parts: The first arguments of `Run`: name, engine, data, options, seed, questions and
-                ledger.
+            parts: The first arguments of `Run`: name, engine, data, options, seed, questions,
+                ledger and unseen clients.
             rounds: Rounds to run; None: until the method has settled.
             directory: Where it is kept; None keeps nothing on disk.
             tables: What `config.toml` there records.
@@ -100,6 +99,23 @@ class Run(Advancing):
             self._last = self.evaluate(split=self._options.split)
         return self._last
 
+    @property
+    def unseen_evaluation(self) -> Evaluation:
+        """The evaluation of the unseen clients at this round, on their test rows: each is adapted
+        to its training rows first, and the run learns nothing from it.
+
+        Raises:
+            ValueError: The run was given no unseen clients.
+        """
+        if self.unseen is None:
+            raise ValueError(
+                "this run was given no unseen clients: start it with covey.run(..., unseen=data), "
+                "or ask run.evaluate(data)"
+            )
+        if self._last_unseen is None or self._last_unseen.round != self.round:
+            self._last_unseen = self.evaluate(self.unseen)
+        return self._last_unseen
+
     def evaluate(
         self,
         data: FederatedData | None = None,
@@ -118,7 +134,6 @@ class Run(Advancing):
             Metrics per client (`.clients`) and over all rows (`.pooled`).
         """
         of = self.data.replaced_by(data)
-        need_rows(of, split)
         found = self._engine.evaluate(self._state, split, data, down=self._down(), draws=draws)
         return Evaluation(self.round, split, of, found)
 

@@ -94,7 +94,8 @@ def _run(trial: Trial) -> Outcome:
     settings = model_selection.decided(
         trial.configuration(), directory, resume=resume, report=lambda line: None
     )
-    parts = configuration.build(settings)
+    # held-out clients are for the run that is chosen
+    parts = configuration.build(settings)._replace(unseen=None)
     done = configuration.execute(settings, parts, out=directory, resume=resume, progress=False)
     pooled = done.evaluation.pooled
     measures = {key: value if math.isfinite(value) else None for key, value in pooled.items()}
