@@ -80,3 +80,47 @@ def test_a_site_file_of_another_site_than_the_kit(kits, tmp_path):
     code, text = run("site", tmp_path / "site.toml", "--kit", folder / "sites" / "a")
     assert code == 2
     assert "is of the site 'b' and the kit" in text
+
+
+def test_the_demonstration_removes_its_own_folder_and_no_other(tmp_path, monkeypatch):
+    pytest.importorskip("nvflare", reason="NVFlare is not installed: pip install 'covey[deploy]'")
+
+    def stops(out):
+        raise ValueError(f"the folder has {len(list(out.iterdir()))} file")
+
+    monkeypatch.setattr("covey.cli.deploy_demo.write_hospitals", stops)
+    thesis = tmp_path / "home" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("three years")
+    (tmp_path / "link").symlink_to(thesis.parent)
+    for folder, words in (
+        (thesis.parent, "not of an earlier demonstration: nothing was changed"),
+        (tmp_path / "link", "not of an earlier demonstration"),
+        (thesis, "is a file"),
+    ):
+        code, text = run("demo", "--out", folder)
+        assert code == 2
+        assert words in text
+    assert thesis.read_text() == "three years"
+    new = tmp_path / "new"
+    for _ in range(2):
+        assert "the folder has 1 file" in run("demo", "--out", new)[1]
+        (new / "kits").mkdir()
+
+
+def test_kits_are_not_made_among_other_files(kits, tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    code, text = run("init", "--sites", "a", "--out", tmp_path)
+    assert code == 2
+    assert "is not empty and holds no kits" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    code, text = run("init", "--sites", "a", "--out", tmp_path / "notes.txt")
+    assert code == 2
+    assert "is a file" in text
+    folder, port = kits
+    (folder / "authority").rename(tmp_path / "authority")
+    code, text = run("init", "--sites", "a,c", "--out", folder, "--port", port)
+    (tmp_path / "authority").rename(folder / "authority")
+    assert code == 2
+    assert "has kits but no authority/" in text
+    assert not (folder / "sites" / "c").exists()

@@ -73,3 +73,27 @@ def test_approve_shows_the_study_and_is_logged(path):
         assert code == 2
         assert f"{name} is damaged" in said
         (state / name).unlink()
+
+
+def test_withdraw_takes_an_approval_back_until_it_is_given_again(path):
+    study, state = of_formula("heart", "ill ~ age + (1 | hospital)"), path.parent / "covey-site"
+    assert "no study has come" in call("site", "withdraw", "heart", "--site", path)[1]
+    state.mkdir()
+    approvals = Approvals(state)
+    approvals.admit(study, rule="listed")
+    approvals.need("heart", study.digest)
+    assert "no study 'lung'" in call("site", "withdraw", "lung", "--site", path)[1]
+    code, said = call("site", "withdraw", "heart", "--site", path)
+    assert code == 0, said
+    assert f"withdrew heart {study.digest}" in said
+    for rule in ("ask", "listed"):  # no rule lets it in again
+        with pytest.raises(DeclinedError, match="has withdrawn the approval of the study 'heart'"):
+            approvals.admit(study, rule=rule)
+    assert "heart (" in call("site", "check", path)[1]
+    code, said = call("site", "approve", "heart", "--site", path, "--yes")
+    assert code == 0, said
+    approvals.need("heart", study.digest)
+    with pytest.raises(DeclinedError, match="is not approved"):
+        approvals.need("heart", "ab" * 32)
+    events = [line["event"] for line in AuditLog(state / "audit.jsonl").lines()]
+    assert events == ["withdrawn", "approved"]

@@ -15,6 +15,7 @@ from covey.cli.demonstrating import hospital_tables
 from covey.core import protocol
 from covey.core.protocol import Kind
 from covey.deploy import site_study, status
+from covey.deploy.approval import Approvals
 from covey.deploy.audit import AuditLog
 from covey.deploy.greeting import StudyRefusedError
 from covey.deploy.ledger import SiteLedger
@@ -406,6 +407,44 @@ def test_secret_noise_is_not_that_of_the_study_and_the_key_stays_at_the_site(tmp
     assert not keys["basel"].exists()
     assert keys["bern"].read_text() != keys["chur"].read_text()
     assert {oct(keys[name].stat().st_mode)[-3:] for name in ("bern", "chur")} == {"600"}
+
+
+def test_a_study_that_is_withdrawn_is_refused_at_its_next_message(tmp_path, ran):
+    between = Study(tmp_path, of_tables("a", RUN), changes=STUDY_RANDOMNESS)
+    approvals = Approvals(tmp_path / "bern" / "covey-site")
+    interrupted(between.transport, at=2, then=lambda: approvals.withdraw("a"))
+    with (
+        pytest.warns(UserWarning, match="'bern' refuses"),
+        pytest.raises(NoQuorumError, match="'bern' refused: the site's owner has withdrawn"),
+    ):
+        between.conduct()
+    found = between.status()
+    assert (found.stage, found.sites["bern"].state) == ("failed", "refused")
+    assert "has withdrawn the approval of the study 'a'" in found.sites["bern"].why
+    assert [line["reason"] for line in between.log("bern") if line["event"] == "refused"] == [
+        "approval"
+    ] * 2
+    between.open()  # nor does a restart help
+    with pytest.raises(StudyRefusedError, match="has withdrawn"):
+        between.conduct(resume=True, sites=())
+    approvals.approve("a", digest=between.study.digest)
+    assert_same_state(between.conduct(resume=True, sites=()), ran[1])
+
+
+def test_an_owner_who_allows_less_is_heard_after_a_restart(tmp_path):
+    between = Study(tmp_path, of_tables("a", RUN), changes=STUDY_RANDOMNESS)
+    path = between.paths["bern"]
+
+    def narrowed():
+        path.write_text(path.read_text().replace('"fedavg", ', ""))
+        between.open()
+
+    interrupted(between.transport, at=2, then=narrowed)
+    with (
+        pytest.warns(UserWarning, match="bern"),
+        pytest.raises(NoQuorumError, match="'fedavg' is not allowed at bern"),
+    ):
+        between.conduct()
 
 
 def test_a_second_server_is_refused_by_the_sites_and_by_the_directory(tmp_path):

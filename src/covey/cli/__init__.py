@@ -69,6 +69,7 @@ privacy_app.command("plan")(privacy.plan_command)
 app.add_typer(privacy_app, name="privacy")
 site_app.command("check")(site.check_command)
 site_app.command("approve")(site.approve_command)
+site_app.command("withdraw")(site.withdraw_command)
 app.add_typer(site_app, name="site")
 
 

@@ -16,6 +16,7 @@ from covey.cli.deploying import DEADLINE, Watching, need_nvflare, order_of, tell
 from covey.runs import interrupt
 
 STUDY = "heart"
+_MARK = "covey-deploy-demo.txt"  # a folder without it is not removed
 _STARTS_WITHIN = 120.0  # seconds
 
 
@@ -27,14 +28,12 @@ def demo_command(
     """Fit one model between four hospitals: five processes over mutual TLS, on this machine."""
     with mistakes_in_one_line(), interrupt.raised():
         need_nvflare()
-        import shutil
-
         from covey.deploy import study as studies
         from covey.deploy.nvflare import coordinate
         from covey.deploy.nvflare.kit import read_kit
         from covey.deploy.nvflare.session import connected
 
-        shutil.rmtree(out, ignore_errors=True)
+        clear(out)
         sites = write_hospitals(out)
         with processes(out, sites):
             with connected(read_kit(out / "kits" / "coordinator", "coordinator")) as coordinator:
@@ -48,6 +47,32 @@ def demo_command(
                     )
             tell(STUDY, outcome)
         _say("all five processes are stopped")
+
+
+def clear(out: Path) -> None:
+    """Make room for the demonstration: a folder that it made before is removed, and no other.
+
+    Args:
+        out: The folder.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    import shutil
+
+    from covey.core import atomic_files
+
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: give another folder with --out")
+    if out.is_symlink() or (out.is_dir() and any(out.iterdir()) and not (out / _MARK).is_file()):
+        raise ValueError(
+            f"{out} is not empty and not of an earlier demonstration: nothing was changed; give a "
+            "new folder with --out"
+        )
+    if out.is_dir():
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+    atomic_files.write(out / _MARK, b"Made by `covey deploy demo`, which removes this folder.\n")
 
 
 def write_hospitals(out: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`covey site check` and `approve`: the commands of a site's owner."""
+"""`covey site check`, `approve` and `withdraw`: the commands of a site's owner."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,10 @@ from rich.text import Text
 
 from covey.cli.consoles import console, mistakes_in_one_line
 
+SiteOption = Annotated[
+    Path, typer.Option("--site", help="The site's own file.", metavar="SITE.toml")
+]
+HERE = Path("site.toml")
 SiteToml = Annotated[Path, typer.Argument(help="The site's own file.", metavar="SITE.toml")]
 
 
@@ -23,9 +27,7 @@ def check_command(site: SiteToml) -> None:
 
 def approve_command(
     study: Annotated[str, typer.Argument(help="Name of the study that waits.", metavar="STUDY")],
-    site: Annotated[
-        Path, typer.Option("--site", help="The site's own file.", metavar="SITE.toml")
-    ] = Path("site.toml"),
+    site: SiteOption = HERE,
     digest: Annotated[
         str | None,
         typer.Option(
@@ -61,3 +63,30 @@ def approve_command(
             "approved", study=study, digest=entry.digest, what=f"approved by the {entry.by}"
         )
         console.print(Text(f"approved {study} {entry.digest}"), soft_wrap=True)
+
+
+def withdraw_command(
+    study: Annotated[str, typer.Argument(help="Name of the study.", metavar="STUDY")],
+    site: SiteOption = HERE,
+) -> None:
+    """Take back the approval of a study: nothing more leaves for it, even if it is running."""
+    with mistakes_in_one_line():
+        from covey.deploy.approval import Approvals
+        from covey.deploy.audit import AuditLog
+        from covey.deploy.site_file import read
+
+        found = read(site)
+        folder = found.site.state
+        if not folder.is_dir():
+            raise ValueError(f"no study has come to {found.name} yet: there is no folder {folder}")
+        entry = Approvals(folder).withdraw(study)
+        AuditLog(folder / "audit.jsonl").write(
+            "withdrawn", study=study, digest=entry.digest, what="withdrawn by the owner"
+        )
+        console.print(
+            Text(
+                f"withdrew {study} {entry.digest}: its next message is refused, and its server is "
+                f"told why; covey site approve {study} lets it continue"
+            ),
+            soft_wrap=True,
+        )

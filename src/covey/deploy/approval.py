@@ -21,14 +21,14 @@ class Entry(NamedTuple):
 
     Attributes:
         digest: Digest of its configuration.
-        state: "waiting" for the owner, or "approved".
+        state: "waiting" for the owner, "approved", or "withdrawn" by the owner.
         by: "owner", or "rule" where `approve = "listed"` let it in; "" while it waits.
         since: When it came to this state (UTC).
         words: What it is, in sentences.
     """
 
     digest: str
-    state: Literal["waiting", "approved"]
+    state: Literal["waiting", "approved", "withdrawn"]
     by: str
     since: str
     words: tuple[str, ...]
@@ -81,8 +81,7 @@ class Approvals:
             try:
                 entries = self.entries()
             except ValueError as error:
-                why = "the site's list of approved studies is damaged; its owner has to restore it"
-                raise DeclinedError("approval", why, str(error)) from None
+                raise _damaged(error) from None
             known = entries.get(study.name)
             if known is not None and known.state == "approved":
                 if known.digest == study.digest:
@@ -93,6 +92,8 @@ class Approvals:
                     f"{known.digest[:_SHOWN]}, and now comes with {study.digest[:_SHOWN]}; a "
                     "changed study needs another name",
                 )
+            if known is not None and known.state == "withdrawn":
+                raise _withdrawn(study.name)
             if rule == "listed":
                 self._write(entries | {study.name: _entry(study, "approved", "rule")})
                 return True
@@ -157,6 +158,41 @@ class Approvals:
             self._write(entries | {name: done})
             return done
 
+    def withdraw(self, name: str) -> Entry:
+        """Take back the approval of a study, whether it has begun or not.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            The entry, as withdrawn. `approve` lets the study continue.
+
+        Raises:
+            ValueError: No study of this name has come.
+        """
+        with self._held():
+            done = self.find(name)._replace(state="withdrawn", by="owner", since=_now())
+            self._write(self.entries() | {name: done})
+            return done
+
+    def need(self, name: str, digest: str) -> None:
+        """A refusal of a study that is not approved, or no longer.
+
+        Args:
+            name: Its name.
+            digest: Its digest.
+        """
+        try:
+            known = self.entries().get(name)
+        except ValueError as error:
+            raise _damaged(error) from None
+        if known is not None and known.state == "withdrawn":
+            raise _withdrawn(name)
+        if known is None or (known.state, known.digest) != ("approved", digest):
+            raise DeclinedError(
+                "approval", f"the study {name!r} ({digest[:_SHOWN]}) is not approved at this site"
+            )
+
     def _write(self, entries: dict[str, Entry]) -> None:
         content = {name: entry._asdict() for name, entry in entries.items()}
         text = json.dumps(content, indent=1)
@@ -171,6 +207,17 @@ class Approvals:
 
 def _entry(study: Study, state: Literal["waiting", "approved"], by: str) -> Entry:
     return Entry(study.digest, state, by, _now(), tuple(study.words()))
+
+
+def _withdrawn(name: str) -> DeclinedError:
+    return DeclinedError(
+        "approval", f"the site's owner has withdrawn the approval of the study {name!r}"
+    )
+
+
+def _damaged(error: ValueError) -> DeclinedError:
+    why = "the site's list of approved studies is damaged; its owner has to restore it"
+    return DeclinedError("approval", why, str(error))
 
 
 def _now() -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from covey.core.atomic_files import explained
 
-Event: TypeAlias = Literal["sent", "refused", "approved", "started", "result"]
+Event: TypeAlias = Literal["sent", "refused", "approved", "withdrawn", "started", "result"]
 
 
 class AuditLog:

@@ -202,12 +202,13 @@ class SiteHandler:
         return found.part.describe()
 
     def _study(self, envelope: Envelope) -> StudyAtSite:
-        """A study that has begun, from memory or from disk."""
+        """A study that has begun, from memory or from disk, and is still approved."""
         found = self._studies.get(envelope.study)
         if found is None or found.study.digest != envelope.digest:
             found = site_study.reopened(self.site, envelope.study, envelope.digest)
             self._forget(envelope.study)
             self._studies[envelope.study] = found
+        self._approvals.need(envelope.study, envelope.digest)
         return found
 
     def _forget(self, study: str) -> None:

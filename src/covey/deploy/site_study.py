@@ -23,6 +23,7 @@ from covey.data.roster import spec_from
 from covey.deploy.ledger import SiteLedger
 from covey.deploy.part import Part, Work
 from covey.deploy.plain_values import checked
+from covey.deploy.policy import check_study
 from covey.deploy.private_files import close_to_others, make_folder
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.secret_key import secret_of
@@ -277,7 +278,7 @@ def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
         digest: Digest of its configuration, as a message names it.
 
     Raises:
-        DeclinedError: The site does not know it, or not with this configuration.
+        DeclinedError: The site does not know it, not with this configuration, or allows it no more.
     """
     known = read_setup(site, study)
     if known is None:
@@ -289,6 +290,7 @@ def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
             f"{site.name} takes part in {study!r} with the configuration {found.digest[:16]}, and "
             f"got a message of {digest[:16]}; a changed study needs another name",
         )
+    check_study(site, found)  # the owner may have changed what is allowed
     return StudyAtSite(site, found, known)
 
 

@@ -47,10 +47,12 @@ def make_kits(folder: Path, sites: Sequence[str], *, host: str, port: int) -> li
         The kits that are new.
 
     Raises:
-        ValueError: a name is not allowed or given twice, or the kits are of another server.
+        ValueError: a name is not allowed or given twice, the folder holds something else, or the
+            kits are of another server.
     """
     _check_names(sites)
     _check_address(host, port)
+    _check_folder(folder)
     _check_same_server(folder, host, port)
     signing = folder / AUTHORITY
     signing.mkdir(parents=True, exist_ok=True)
@@ -119,6 +121,22 @@ def _check_address(host: str, port: int) -> None:
         raise ValueError(f"{host!r} is not a host name: give the name that sites reach it by")
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port} is not between 1 and 65535")
+
+
+def _check_folder(folder: Path) -> None:
+    """An error for a folder of something else, and for kits that no authority can add to."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, and kits need a folder: give another one with --out")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / AUTHORITY).is_dir():
+        kits = any((folder / kit).exists() for kit in (SERVER_KIT, COORDINATOR_KIT))
+        raise ValueError(
+            f"{folder} has kits but no {AUTHORITY}/, which signed them: put it back to add sites, "
+            "or make all kits anew in another folder"
+            if kits
+            else f"{folder} is not empty and holds no kits: give a new folder with --out"
+        )
 
 
 def _check_same_server(folder: Path, host: str, port: int) -> None:
