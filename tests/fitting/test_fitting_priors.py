@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import covey
 from covey import models
 from covey.algorithms.marginal.parameters import Coordinates, Scales, Theta, log_prior
 from covey.core.shard import Rows as Pair
 from covey.core.shard import Spec
 from covey.fitting import combine, describe, parse
+from covey.fitting.cautions import warn_of_priors
 from covey.fitting.priors import LogPrior, Prior, Statistics, chosen_priors, read_prior
 from covey.fitting.tables import Table
 from small_fits import clinics
@@ -137,3 +139,33 @@ def test_densities_of_dispersions_and_groups_get_their_jacobian():
     where = model, Coordinates("diagonal", positive=True), lambda known: jnp.zeros(())
     value = log_prior(*where, theta, unit, Scales(jnp.ones(4), jnp.ones(1)))
     assert abs(float(value) - (0.2 + 0.7 - 0.4)) < 1e-6
+
+
+@pytest.mark.parametrize(("noise", "told"), [(1e-6, True), (0.3, False)])
+def test_collinear_columns_on_which_priors_decide_are_told(noise, told):
+    """The exact posterior of a linear regression with known noise; two columns are alike."""
+    design, statistics, priors, x, y = made("gain ~ dose + sex + I(dose**2)")
+    random = np.random.default_rng(0)
+    at = [design.columns.index(name) for name in ("dose", "I(dose ** 2)")]
+    x[:, at[1]] = x[:, at[0]] + noise * x[:, at[0]].std() * random.normal(size=len(x))
+    priors["I(dose ** 2)"] = priors["dose"]
+    sd = np.array([priors[name].arguments[1] for name in design.columns])
+    precision = (x - x.mean(0)).T @ (x - x.mean(0)) / y.var() + np.diag(sd**-2)
+    drawn = random.multivariate_normal(np.zeros(len(sd)), np.linalg.inv(precision), 2000)
+    draws = np.column_stack([np.zeros(2000), drawn, np.ones(2000)])
+    prior = LogPrior.of(design, statistics, priors)
+    if told:
+        with pytest.warns(UserWarning, match=r"^dose, I\(dose \*\* 2\) are collinear"):
+            assert len(warn_of_priors(prior, design, draws)) == 1
+    else:
+        assert warn_of_priors(prior, design, draws) == []
+
+
+@pytest.mark.slow
+def test_a_fit_tells_of_collinear_columns():
+    twice = {
+        name: table.frame.assign(double=2 * table.frame.dose) for name, table in TABLES.items()
+    }
+    with pytest.warns(UserWarning, match="dose, double are collinear"):
+        found = covey.fit("gain ~ dose + double", twice, client="clinic", progress=False)
+    assert any("collinear" in one for one in found.notes)

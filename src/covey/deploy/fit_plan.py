@@ -14,7 +14,7 @@ from covey.deploy.fit_part import SharedPrior, SharedResult
 from covey.deploy.fit_rows import description_of, statistics_of
 from covey.deploy.plan import Outcome, Program
 from covey.deploy.study import Study
-from covey.fitting.cautions import collected, warn_of, warn_of_rows
+from covey.fitting.cautions import collected, warn_of, warn_of_priors, warn_of_rows
 from covey.fitting.checks import check_sums
 from covey.fitting.combination import combine
 from covey.fitting.description import Description
@@ -94,6 +94,8 @@ class FitPlan:
         assert self._prior is not None
         with collected(self._notes, Terms.of(self._design).parts):
             found = found_by(run, self._design, self._fit["method"])
+        if self._printed:
+            self._notes += warn_of_priors(self._prior, self._design, found.draws)
         result = Fit(
             design=self._design,
             estimate=self._fit["estimate"],

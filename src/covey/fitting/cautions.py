@@ -11,12 +11,15 @@ from functools import reduce
 from operator import add
 from statistics import median
 
+import numpy as np
+
 from covey.fitting.combination import order_of
 from covey.fitting.description import Description, Moments
 from covey.fitting.design import Design
 from covey.fitting.expressions import names_of
 from covey.fitting.formula import Formula
-from covey.fitting.priors import Statistics
+from covey.fitting.priors import LogPrior, Statistics, decided_by_priors
+from covey.fitting.terms import Terms
 
 _SCALE = 5.0  # times larger or smaller spread than elsewhere: other units
 _FAR = 10.0  # standard deviations from 0: there is nothing to be said of 0
@@ -264,6 +267,29 @@ def warn_of_rows(
         if each[site].outcome.count and first.setdefault(digest, site) != site:
             said.append(f"sites {first[digest]!r} and {site!r} have exactly the same rows")
     return _warned(said)
+
+
+def warn_of_priors(prior: LogPrior, design: Design, draws: np.ndarray) -> list[str]:
+    """Collinear columns on which the priors decide.
+
+    Args:
+        prior: The log prior.
+        design: The design.
+        draws: Draws of the posterior, in the order of the terms.
+
+    Returns:
+        At most one sentence, which is also a warning.
+    """
+    names = decided_by_priors(prior, Terms.of(design), draws)
+    if len(names) < 2:
+        return []
+    return _warned(
+        [
+            f"{', '.join(names)} are collinear, or nearly so: the data determine a combination of "
+            "them, and the priors decide on each alone. Leave one out, or give priors that you "
+            "believe"
+        ]
+    )
 
 
 def warn_of_a_new_site(

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from covey.data.federated import FederatedData
-from covey.fitting.cautions import collected, warn_of, warn_of_rows
+from covey.fitting.cautions import collected, warn_of, warn_of_priors, warn_of_rows
 from covey.fitting.checks import check_sums
 from covey.fitting.combination import combine
 from covey.fitting.description import RULES, Description, Missing, describe
@@ -197,6 +197,8 @@ def fit_tables(
         )
         found = found_by(run, design, method)
     has_prior = estimate == "posterior" and method != "fedpop"
+    if has_prior:
+        notes += warn_of_priors(prior, design, found.draws)
     result = Fit(
         design=design,
         estimate=estimate,

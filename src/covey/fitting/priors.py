@@ -36,6 +36,8 @@ ARGUMENTS = {  # of each distribution; those of scales must be above 0
 }
 _POSITIVE = ("half_normal", "half_student_t", "half_cauchy", "exponential", "gamma", "lognormal")
 _WEAK = 2.5
+_TIED = 0.15  # standard deviations that are left where all other coefficients are known
+_UNCHANGED = 0.3  # prior standard deviations of which a posterior has learned little
 
 
 class Prior(NamedTuple):
@@ -310,3 +312,28 @@ def printed(priors: Mapping[str, Prior]) -> dict[str, str]:
         priors: By term.
     """
     return {name: str(prior) for name, prior in priors.items()}
+
+
+def decided_by_priors(prior: LogPrior, terms: Terms, draws: np.ndarray) -> list[str]:
+    """Collinear columns of which the data know a combination only: far less is known of each alone
+    than with all others fixed, and hardly more than its prior says.
+
+    Args:
+        prior: The log prior.
+        terms: Names of the parameters.
+        draws: Draws of the posterior, in the order of the terms.
+
+    Returns:
+        The names of their terms.
+    """
+    each = dict(prior.priors).get("weights", ())
+    normal = [at for at, one in enumerate(each) if one.name == "normal"]
+    if len(normal) < 2:
+        return []
+    found = np.cov(draws[:, [at + terms.intercept for at in normal]].T)
+    sd = np.sqrt(np.diag(found))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        of_each = sd / [each[at].arguments[1] for at in normal]
+        alone = 1 / np.diag(np.linalg.pinv(found / np.outer(sd, sd)))  # share of the variance
+    loose = (alone < _TIED**2) & (of_each > _UNCHANGED)
+    return [terms.columns[at] for at, is_so in zip(normal, loose, strict=True) if is_so]
