@@ -142,7 +142,7 @@ def local_work(
         batch_size: Rows per minibatch; None uses all rows.
         epochs: Passes over the client's rows.
         steps: Minibatch steps instead of passes; None counts by passes.
-        prefix: What the user's names of `epochs` and `steps` begin with, e.g. "head_".
+        prefix: Prefix of the user's names of `epochs` and `steps`, e.g. "head_".
     """
     counts = {"batch_size": batch_size, f"{prefix}steps": steps}
     given = {option: count for option, count in counts.items() if count is not None}

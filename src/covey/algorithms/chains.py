@@ -46,7 +46,7 @@ class Ring(NamedTuple):
 
     Attributes:
         draws: Arrays (size, ..., chains); the next draw goes to index `count` modulo the size.
-        count: How many draws there have been since the first round.
+        count: Draws since the first round.
     """
 
     draws: PyTree
@@ -54,7 +54,7 @@ class Ring(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What clients predict with.
+    """The published state, which clients predict with.
 
     Attributes:
         draws: Draws of all chains, on the leading axis.
@@ -73,7 +73,7 @@ def first_states(
     chains: int,
     jitter: int | float,
 ) -> PyTree:
-    """Where the chains start: the model's start, plus Gaussian noise of sd `jitter` by `apart`."""
+    """The start of the chains: that of the model, plus Gaussian noise of sd `jitter` by `apart`."""
     theta = jax.vmap(lambda key: model.init(key, spec), out_axes=-1)(jax.random.split(key, chains))
     if not jitter:
         return theta

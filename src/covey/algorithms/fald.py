@@ -203,7 +203,7 @@ def sampler(
     """FA-LD itself: the recursion in `fald`'s description.
 
     Args:
-        model: What the chains' states mean: it describes draws and predicts.
+        model: Model of the chains' states: it describes draws and predicts.
         target: The model whose log-likelihood is sampled; the same, or one with the same posterior.
         log_prior: -U of the target; None is flat.
         walk: Step sizes, noise, minibatches.

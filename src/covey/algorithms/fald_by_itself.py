@@ -60,7 +60,7 @@ def by_itself(
         model: Log-likelihood of the rows.
         log_prior: -U; None is flat.
         wanted: The options that the user gave.
-        walk: How clients walk, but for its steps and correlation.
+        walk: Settings of the clients' walk, but for its steps and correlation.
         make: Makes the method.
 
     Returns:

@@ -19,7 +19,7 @@ class Clipping(NamedTuple):
     Attributes:
         clip: Largest norm of one row's gradient (C).
         batch_size: Rows per minibatch; None takes all rows of the client.
-        sampling: How minibatches are drawn.
+        sampling: Scheme of the minibatches.
         correlation: Share of the noise that all clients have in common (rho).
     """
 

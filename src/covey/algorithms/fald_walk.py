@@ -37,7 +37,7 @@ class Down(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """How clients walk; see `fald` for what the fields mean."""
+    """The settings of the clients' walk; see `fald` for the meaning of the fields."""
 
     steps: Langevin
     correlation: float
@@ -86,7 +86,7 @@ def weighted_walk(
         keys: Of the minibatches and of the noise.
         data: The client's rows.
         batch_size: Rows per step, drawn without replacement; None takes all.
-        weight: What the gradient of all rows is multiplied by.
+        weight: Factor of the gradient of all rows.
         start: The chains before the first step, on the last axis.
         common: (all chains) -> the gradients of that term.
     """

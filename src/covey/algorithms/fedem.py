@@ -141,7 +141,7 @@ def fedem(
             learn it through the channel, one round without compression, and otherwise as many as
             leave 1 % of |h_i(S_0) - V_i|^2. Each costs one upload.
         batch_size: Rows per client and round. Default: all rows.
-        oracle: How a minibatch is chosen: "sample" draws rows anew in each round, "stream" takes
+        oracle: Choice of a minibatch: "sample" draws rows anew in each round, "stream" takes
             the next rows in storage order and starts again after the last.
         weighting: "rows" counts every row equally, so that EM is that of the pooled rows; "equal"
             counts every client equally (c_i = c = 1), as in the paper.

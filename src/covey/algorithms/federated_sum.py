@@ -68,7 +68,7 @@ def sum_of_answers(
 
     Args:
         query: (key, sent, data) -> a tree of float arrays.
-        sent: What clients are sent.
+        sent: Arrays that are sent to all clients.
         name: The method's name in reports and errors.
         fixed_shapes: Whether answers are known not to depend on the number of rows in their shapes.
 

@@ -135,7 +135,7 @@ def fedpa(
             (B).
         steps_per_sample: Iterates averaged into one sample (K; default: one pass over the client's
             rows), or transitions of a kernel per sample (default: 1).
-        minibatches: How local steps that make samples choose their rows: "shuffled" passes over
+        minibatches: Minibatches of the local steps that make samples: "shuffled" passes over
             the rows, or "independent" draws, whose noise spreads the samples. Burn-in rounds have
             shuffled ones.
         kernel: Sampler from `covey.kernels` instead of averaged iterates. Exact ones are for few
@@ -316,7 +316,7 @@ def _transitions(
     burn_in_steps: int,
     steps_per_sample: int | None,
 ) -> Transitions | None:
-    """How the kernel makes samples; None without one."""
+    """The settings of the kernel; None without one."""
     if kernel is None:
         if step_size is not None:
             raise ValueError(

@@ -13,7 +13,7 @@ from covey.models.mixed import MixedModel
 
 
 class Work(NamedTuple):
-    """How long clients work; see `fedper`."""
+    """The clients' schedules; see `fedper`."""
 
     batch_size: int | None
     epochs: int

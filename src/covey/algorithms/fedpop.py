@@ -138,9 +138,9 @@ def fedpop(
             box.
         phi_radius: (step size) Largest Euclidean norm of phi, a projection onto a ball; instead of
             `phi_box`.
-        scaling: How uploads of a cohort estimate the sum over all clients: by inverse participation
-            probabilities, or (step size) by b / |A|, which is refused where clients are not equally
-            likely.
+        scaling: Estimate of the sum over all clients from the uploads of a cohort: by inverse
+            participation probabilities, or (step size) by b / |A|, which is refused where clients
+            are not equally likely.
         average: (step size) Share of the rounds, counted from the end, over which the shared
             parameters that clients predict with are averaged; 1 is the average of theorem 1 for
             constant steps. Less noise than in the last iterate. Default: None, the last iterate.
@@ -321,7 +321,7 @@ class _Server(NamedTuple):
         joint: The model and the law of the effects.
         phi_ascent: The step in phi.
         beta_ascent: The step in beta.
-        scaling: How uploads of a cohort estimate the sum over all clients.
+        scaling: Estimate of the sum over all clients from the uploads of a cohort.
         average: Share of the rounds that is averaged over, None for the last iterate.
         phi_rate: Step of phi per row in a client's pass; None where clients send one gradient.
     """

@@ -83,7 +83,7 @@ class State(NamedTuple):
     """The server's state.
 
     Attributes:
-        start: Where the run started, and F.
+        start: Start of the run, and F.
         theta: The shared parameters that clients are sent.
         average: Their average over the rounds, later ones with more weight: what is published.
         offset: theta as F^-1 (theta - start), in standard errors.

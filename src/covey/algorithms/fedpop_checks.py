@@ -14,7 +14,7 @@ from covey.core.cohort import Sampler
 from covey.models.effects import Law
 from covey.models.mixed import MixedModel
 
-_ROUNDS_TO_TRY, _CLIENTS_TO_TRY = 64, 2**20  # in cohorts that are looked at for unequal weights
+_ROUNDS_TO_TRY, _CLIENTS_TO_TRY = 64, 2**20  # in cohorts that are checked for unequal weights
 
 
 def check_positive(**options: int | float | None) -> None:

@@ -1,4 +1,4 @@
-"""Where FedPop starts without a step size: the maximum of the marginal likelihood, and the
+"""The start of FedPop without a step size: the maximum of the marginal likelihood, and the
 covariance of the parameters there.
 """
 
@@ -62,7 +62,7 @@ class Start(NamedTuple):
 
 
 def kind_of(joint: Joint) -> Kind:
-    """How the covariance of the effects is learned.
+    """The structure of the covariance of the effects, by their law.
 
     Raises:
         ValueError: The law is none that can be integrated out.

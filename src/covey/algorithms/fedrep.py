@@ -171,7 +171,7 @@ def with_heads(
         model: Mixed model to train.
         solve: (key, phi and the client's head, data) -> (Delta_i, new head, info).
         head_optimizer: Optax optimiser by which an unseen client trains its head.
-        adapt_plan: How long it does so.
+        adapt_plan: Schedule of that training.
         server_optimizer: Optax optimiser of the averaged change of phi; None is the plain average.
         weighting: Whether clients count by their training rows ("rows") or equally ("equal").
 

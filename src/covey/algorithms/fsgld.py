@@ -126,8 +126,8 @@ def fsgld(
         step_size: Step size of the Langevin steps (h), on the scale of the parameters squared.
         local_steps: Steps of a client before it passes the chains on (K).
         batch_size: Rows per step, drawn anew without replacement; None takes all rows.
-        chance: How clients are drawn: "equal", f_i = 1 / b, for `cohort.uniform(1)`; "rows",
-            f_i = n_i / n, for `cohort.weighted(1)`.
+        chance: Distribution of the client of a round: "equal", f_i = 1 / b, for
+            `cohort.uniform(1)`; "rows", f_i = n_i / n, for `cohort.weighted(1)`.
         surrogates: Whether there are Gaussians q_i; they need a matrix of second derivatives, for
             models with up to a few hundred parameters.
         prior: Standard deviation of a Gaussian prior with mean zero on every parameter, or a

@@ -44,7 +44,7 @@ def standard_errors(
 
     Args:
         batches: Independent unbiased estimates of the information.
-        prior: What priors add to the information.
+        prior: Information of the priors.
         scale: A positive size of each parameter's information, such as that of the complete data.
         gradients: The gradient of each function.
 

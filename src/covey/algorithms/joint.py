@@ -67,7 +67,7 @@ class Joint(NamedTuple):
         return self.log_effects(theta, z) + self.log_rows(theta, z, batch)
 
     def response(self, theta: Population, around: Laplace, batch: Batch) -> PyTree:
-        """How the mode of a client's effects moves with theta: D = dz*/dtheta, by the implicit
+        """The response of the mode of a client's effects to theta, D = dz*/dtheta, by the implicit
         function theorem, as a tree like theta with the effects as leading axis of each leaf.
         """
 
@@ -106,7 +106,7 @@ class Joint(NamedTuple):
         return self.log_complete(theta, z + sum(jax.tree.leaves(moved), jnp.zeros_like(z)), batch)
 
     def start(self, theta: Population) -> Float[Array, " effects"]:
-        """Where the chain of a client starts: the effects of a typical client."""
+        """The start of a client's chain: the effects of a typical client."""
         return self.law.start(self.law_parameters(theta))
 
     def prior_draws(

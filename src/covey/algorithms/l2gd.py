@@ -136,7 +136,7 @@ def l2gd(
 
 
 def runs_of_coin(key: Key[Array, ""], chance: float) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """How many pulls come in a row, and how many local steps after them."""
+    """The count of pulls in a row, and of local steps after them."""
     for_pulls, for_steps = jax.random.split(key)
     pulls = jax.random.geometric(for_pulls, 1 - chance, dtype=jnp.int32)
     return pulls, jax.random.geometric(for_steps, chance, dtype=jnp.int32)

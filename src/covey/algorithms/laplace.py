@@ -19,7 +19,7 @@ from covey.models.mixed import averaged
 from covey.models.model import Model
 
 _ROWS = 512  # whose second derivatives are held in memory together
-_PROBES = 16  # random directions that tell the curvature beyond the `rank` known ones
+_PROBES = 16  # random directions that estimate the curvature beyond the `rank` known ones
 _SKETCH = 0  # seed of the directions; the law hardly depends on it
 LARGEST_SPREAD = 0.2  # squared variation of the curvature: beyond, sds are off by some 10 %
 FARTHEST = 0.1  # of the centre from the mode, root mean square, in standard deviations

@@ -25,7 +25,7 @@ LARGEST = 500  # shared parameters: a client sends some matrices with this many 
 DRAWS = 64  # of each half of a batch, at first
 MOST_DRAWS = 640
 EXACT_ENOUGH = 0.05  # relative Monte Carlo error of a standard error
-_MOST_QUESTIONS = 3  # for so many draws
+_MOST_QUESTIONS = 3  # of the federation, each for more draws
 _FAR = 0.5  # standard errors from the maximum that are worth a warning
 _SURE = 3.0  # Monte Carlo errors
 
@@ -125,7 +125,7 @@ def shared_posterior(
         found, kept = _asked(ask, theta, DRAWS), None
         errors = errors_of(found)
         for _ in range(_MOST_QUESTIONS):
-            # What more draws did not identify, still more will not.
+            # Values that more draws did not identify stay unidentified.
             known = kept is not None or errors.identified.all()
             if known and _inexact(errors) <= EXACT_ENOUGH:
                 break
@@ -191,7 +191,7 @@ def _asked(ask: Ask, theta: Population, draws: int) -> Information:
 def _prior_information(
     joint: Joint, theta: Population, phi_prior: float | None, beta_prior: float | None
 ) -> np.ndarray:
-    """What the priors add to the information."""
+    """The information of the priors."""
     phi, unravel = ravel_pytree(theta.phi)
     found = np.diag(_prior_precision(theta, phi_prior, beta_prior))
     log_prior = joint.model.log_prior
@@ -204,7 +204,7 @@ def _prior_information(
 def _prior_gradient(
     joint: Joint, theta: Population, phi_prior: float | None, beta_prior: float | None
 ) -> np.ndarray:
-    """What the priors add to the score."""
+    """The score of the priors."""
     flat = np.asarray(ravel_pytree(theta)[0], np.float64)
     found = -_prior_precision(theta, phi_prior, beta_prior) * flat
     if joint.model.log_prior is not None:

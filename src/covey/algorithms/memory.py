@@ -76,7 +76,7 @@ def remembered(memory: PyTree, sent: PyTree, rate: float | Float[Array, ""]) -> 
 
 
 def why_diverged(name: str, rate: float | Float[Array, ""]) -> str:
-    """What to change when uploads have stopped being finite."""
+    """Advice for uploads that have stopped being finite."""
     if not float(rate):
         return (
             f"{name} has no memories, so that the noise of a lossy channel does not vanish; use "

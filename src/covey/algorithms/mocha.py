@@ -145,7 +145,7 @@ def mocha(
         if not learn_relation:
             return State(state.relation, done), Empty()
         new = relation_of(aggregate.weighted, done // relate_every)
-        # Clients that were heard and have no rows have no weights, and say nothing of D.
+        # Clients that were heard and have no rows have no weights and no information about D.
         due = (done % relate_every == 0) & (jnp.trace(aggregate.weighted) > 0)
         return State(jnp.where(due, new, state.relation), done), Empty()
 

@@ -210,7 +210,7 @@ def prior_pull(log_prior: LogPrior | None, theta: PyTree) -> PyTree:
 def minibatch_gradient(
     gradient: Potential, key: Key[Array, ""], theta: PyTree, data: Shard, batch_size: int | None
 ) -> PyTree:
-    """An unbiased estimate of grad U_i for every chain, each by a minibatch of its own."""
+    """An unbiased estimate of grad U_i for every chain, each by its own minibatch."""
     batch_of, rows = minibatches(data, batch_size, "fixed")
     scale = data.count / jnp.maximum(rows, 1)
     chains = jax.tree.leaves(theta)[0].shape[-1]
@@ -220,7 +220,7 @@ def minibatch_gradient(
 
 
 def diagnosed(gradient: Potential, step_size: int | float, theta: PyTree, data: Shard) -> str:
-    """What this client's curvature says about the step size, where chains have diverged."""
+    """The step size compared with this client's curvature, where chains have diverged."""
     rows, one = all_rows(data), first_chain(theta)
     curvature = largest_curvature(lambda at: gradient(at, rows, jnp.ones(())), one)
     if not np.isfinite(curvature) or curvature <= 0:

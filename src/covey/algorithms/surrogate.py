@@ -94,7 +94,7 @@ def surrogate_optimisation(
         predict: (u, v_t, x) -> predictive distribution.
         adapt: (key, u, data) -> v of an unseen client.
         describe: (v_t, data) -> metrics of v_t, reported beside those of its predictions.
-        local_rounds: How often a client builds and solves a surrogate per round, each at the point
+        local_rounds: Surrogates that a client builds and solves per round, each at the point
             that the last one led to.
         server_optimizer: Optax optimiser of the averaged change of u; None is the plain average.
         weighting: Whether clients count by their training rows ("rows") or equally ("equal").

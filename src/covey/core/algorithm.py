@@ -36,9 +36,10 @@ class Local(NamedTuple):
 
     Attributes:
         up: The upload, before compression.
-        pending: What `commit` needs to make the client's next state once it is known what was sent.
+        pending: Values from which `commit` makes the client's next state, once the sent upload is
+            known.
         info: Scalars to report.
-        weight: How much the upload counts in the weighted sum, e.g. the client's number of rows. It
+        weight: Weight of the upload in the weighted sum, e.g. the client's count of rows. It
             is sent exactly, whatever the channel does to the upload. None counts as one and is not
             sent.
     """
@@ -73,8 +74,8 @@ class Plan(NamedTuple):
 
     Attributes:
         counts: Training rows of each client.
-        sampler: Who takes part in a round.
-        channel: What uploads pass through; None where nothing changes them.
+        sampler: Sampler of the cohorts.
+        channel: Channel of the uploads; None where nothing changes them.
         upload: The shapes of an upload.
         rounds: Rounds asked for; None where the method ends the run.
     """
@@ -98,7 +99,7 @@ class Kept(NamedTuple):
 
     Attributes:
         draws: The buffer; the newest draw is at index (count - 1) modulo its size.
-        count: How many draws there have been since the first round.
+        count: Draws since the first round.
     """
 
     draws: PyTree
@@ -114,7 +115,7 @@ class Chains(NamedTuple):
         predictive: (one draw, x) -> the predictive distribution of the rows x.
         check: (server state, spec, ask) warns where the chains' law is off; see
             `Approximation.fit` for `ask`. None where nothing is to be asked.
-        queries: What `check` may ask of clients; see `Approximation.queries`.
+        queries: The questions of `check` to clients; see `Approximation.queries`.
     """
 
     kept: Callable[[State], Kept]
@@ -134,8 +135,8 @@ class Approximation(NamedTuple):
         draw: (key, law, count) -> draws in the terms of the model, on the leading axis.
         predictive: (key, law, x, count) -> the predictive distribution of the rows x, averaged over
             `count` draws; None where draws predict nothing.
-        queries: What `fit` may ask of clients, by name: (key, sent, data) -> a client's term of the
-            sum, float arrays.
+        queries: The questions of `fit` to clients, by name: (key, sent, data) -> a client's term of
+            the sum, float arrays.
         publish: (published state, law) -> what clients predict and draw with once the law is known;
             None where they do not need it.
     """
@@ -172,7 +173,7 @@ class Preparation(NamedTuple):
         find: (spec, ask) -> arrays, from what clients answer, e.g. scales and step sizes that suit
             the data; see `Approximation.fit` for `ask`.
         finish: (the result of `find`) -> the method itself. Server and clients make the same one.
-        queries: What `find` may ask of clients; see `Approximation.queries`.
+        queries: The questions of `find` to clients; see `Approximation.queries`.
     """
 
     find: Callable[[Spec, Ask], PyTree]

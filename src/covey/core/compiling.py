@@ -1,4 +1,4 @@
-"""How processes compile: programs are kept between commands, those of fits compile quickly."""
+"""The compilation of programs: they are cached between commands, those of fits compile quickly."""
 
 import os
 import sys

@@ -141,7 +141,7 @@ def seal(envelope: Envelope, body: bytes = b"") -> bytes:
     """A message.
 
     Args:
-        envelope: Who sends what to whom.
+        envelope: Sender, receiver and kind of the message.
         body: The content, e.g. by `wire.pack`.
 
     Returns:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PyTree
 
 from covey.core import tree
 
-# How many leading entries of the arrays in a part of the upload a round uses, by the part's name.
+# The count of leading entries that a round uses of the arrays in a part, by the part's name.
 Used: TypeAlias = Mapping[str, int | Int[Array | np.ndarray, ""]]
 WHOLE: Used = MappingProxyType({})  # everything is in use
 

@@ -63,7 +63,7 @@ def check_pairs(clients: Mapping[str, object]) -> None:
     """Check that every client has a pair of features and outcomes.
 
     Args:
-        clients: What was given for each client's name.
+        clients: The value given for each client's name.
 
     Example:
         >>> check_pairs({"bern": np.zeros((3, 2))})  # doctest: +ELLIPSIS

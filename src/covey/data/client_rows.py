@@ -164,7 +164,7 @@ class ClientRows:
         return jax.tree.map(lambda leaf: leaf[start:end], self.rows)
 
     def _range(self, position: int, split: Split) -> tuple[int, int]:
-        """Where the rows of a split of one client begin and end, without a look at the others."""
+        """The start and end of the rows of a split of one client, without reading the others."""
         first = split_index(split)
         return int(self.bounds[position, first]), int(self.bounds[position, first + 1])
 

@@ -86,7 +86,7 @@ def line_of(path: Path, row: int) -> int:
 
 
 class _Form(NamedTuple):
-    """How a file is written."""
+    """The form of a file."""
 
     header: list[str]
     separator: str

@@ -154,7 +154,7 @@ def arrays(
 
     Args:
         frame: The data frame.
-        source: Where it comes from.
+        source: Its source.
         outcome: Name of the outcome's column, in which no value may be missing.
         features: Names of the feature columns; missing values become NaN.
         split_column: Name of the column that says which split a row is in, if there is one.
@@ -194,7 +194,7 @@ def feature_columns(
 
     Args:
         frame: The data frame.
-        source: Where it comes from.
+        source: Its source.
         without: Names of the columns of the outcome, the client and the split.
 
     Returns:
@@ -222,7 +222,7 @@ def numbers(frame: "pandas.DataFrame", column: str, source: Source) -> Float64[n
     Args:
         frame: The data frame.
         column: Name of the column; true and false are 1 and 0.
-        source: Where the data frame comes from.
+        source: Source of the data frame.
 
     Returns:
         The values, NaN where a cell is empty.
@@ -257,7 +257,7 @@ def owners(frame: "pandas.DataFrame", column: str, source: Source) -> Shaped[np.
     Args:
         frame: The data frame.
         column: Name of the column.
-        source: Where the data frame comes from.
+        source: Source of the data frame.
 
     Returns:
         The label of each row's client.
@@ -312,7 +312,7 @@ def refuse_missing(
         x: The features.
         columns: Their names.
         owner: Which client owns each row.
-        source: Where the table comes from.
+        source: Source of the table.
 
     Example:
         >>> x, owner = np.array([[np.nan]]), np.array(["bern"])
@@ -342,7 +342,7 @@ def check_columns(frame: "pandas.DataFrame", columns: Sequence[str], source: Sou
     Args:
         frame: The data frame.
         columns: Names of the columns that are needed.
-        source: Where the data frame comes from.
+        source: Source of the data frame.
 
     Example:
         >>> import pandas

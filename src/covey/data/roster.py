@@ -1,4 +1,4 @@
-"""Who takes part in a study: names, ids, counts and shapes, and no rows."""
+"""The participants of a study: names, ids, counts and shapes, and no rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ def of_sites(entries: Mapping[str, Mapping[str, Any]]) -> Roster:
 
 
 def entry(data: Any) -> dict[str, Any]:
-    """How a site with these data of one client describes itself: counts and shapes, as JSON.
+    """The description of a site with these data of one client: counts and shapes, as JSON.
 
     Args:
         data: A `FederatedData` or `Roster` of one client.
@@ -152,7 +152,7 @@ def spec_from(value: Any, site: str) -> Spec:
 
     Args:
         value: The JSON value.
-        site: Who said it, for errors.
+        site: Name of the site, for errors.
 
     Raises:
         ValueError: It is no specification.

@@ -43,7 +43,7 @@ def emnist(
         split: Which rows of the official division to take; see `images.load_images`, also for the
             other arguments.
         by: "label", for one client per label.
-        partition: How to divide the rows among clients, such as "dirichlet".
+        partition: Division of the rows among clients, such as "dirichlet".
         clients: Number of clients of a partition.
         alpha: Concentration of a partition's shares.
         classes: Labels per client of the partition "classes".

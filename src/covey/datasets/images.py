@@ -16,7 +16,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 
 
 class ImageSet(NamedTuple):
-    """How to get an image data set.
+    """The loader of an image data set.
 
     name: its name in errors and in the cache.
     classes: number of labels.
@@ -61,7 +61,7 @@ def load_images(
             of each client afterwards.
         by: Group of the data that makes a client, such as "writer" or "digit". Default: the
             writer, where the data know it.
-        partition: How to divide the rows, if not by a group.
+        partition: Division of the rows, if not by a group.
         clients: Number of clients of the partition.
         alpha: Concentration of the partition's shares; smaller values make clients more different.
         beta: Concentration of the shares of fine labels, for "pachinko".

@@ -18,7 +18,7 @@ Coded: TypeAlias = str | tuple[str, str]
 
 
 class Grouped(NamedTuple):
-    """How a table becomes federated data.
+    """The description by which a table becomes federated data.
 
     A column is coded as its name, where it is numeric, or as (column, value) for an indicator that
     is 1 where the column has that value and is called `column=value`.

@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
     Attributes:
         data: The clients, with their rows or the path of these (`MappedRows`).
-        storage: Where a block keeps the rows.
+        storage: Storage of the rows in a block.
         x64: Whether floats have 64 bits.
     """
 

@@ -27,7 +27,7 @@ class Crew(Protocol):
 
     Attributes:
         edges: Positions of the clients where blocks begin, and where the last one ends.
-        starts: How many times each block was started.
+        starts: Count of the starts of each block.
     """
 
     edges: np.ndarray

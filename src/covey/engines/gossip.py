@@ -1,4 +1,4 @@
-"""How peers bring their states together: plain mixing, or CHOCO-gossip through a lossy channel."""
+"""Exchanges of the peers' states: plain mixing, or CHOCO-gossip through a lossy channel."""
 
 from typing import Any, NamedTuple
 
@@ -17,14 +17,14 @@ from covey.topology import Topology
 
 
 class Gossip(NamedTuple):
-    """How peers exchange their states; `gossip_of` makes it.
+    """The settings of the peers' exchanges; `gossip_of` makes them.
 
     Attributes:
         steps: Exchanges per round.
         channel: Channel of the messages.
         lossy: Whether the channel loses anything. Then differences to public copies are sent.
         scale: Factor of a decoded difference.
-        step_size: How far peers move towards their neighbours' copies (gamma); 1 without loss.
+        step_size: Step size towards the neighbours' copies (gamma); 1 without loss.
         bits: Bits of the values in one message.
         bytes: Bytes of one whole message, with its header and checksum.
     """
@@ -58,8 +58,8 @@ def gossip_of(topology: Topology, matrices: int, channel: Channel | None, like: 
     E(1 - gamma T)^2 least. For small delta, twice this gamma is where peers stop converging.
 
     Args:
-        topology: Who talks to whom, and how many times per round.
-        matrices: How many mixing matrices the topology uses in turn.
+        topology: Graph of the peers, and its gossip steps per round.
+        matrices: Count of mixing matrices that the topology uses in turn.
         channel: Channel of the messages; None changes nothing.
         like: Shapes of a message: the floats of a peer's state.
 
@@ -122,12 +122,12 @@ def mix(
     without loss it is sent none.
 
     Args:
-        gossip: How peers exchange their states.
+        gossip: Settings of the exchanges.
         mixing: Mixing matrices, one per exchange, used in turn.
         root: The key of the run.
         t: The round.
         ids: Ids of the peers.
-        present: Who takes part in the round.
+        present: Participants of the round.
         states: Floats of the peers' states, stacked.
         copies: Public copies of these; empty without loss.
 

@@ -41,7 +41,7 @@ class NodeFiles:
     """The files of a run's nodes.
 
     Args:
-        directory: Where they are; made when it is first needed.
+        directory: Their directory; made when it is first needed.
         clients: Number of all clients.
     """
 
@@ -55,7 +55,7 @@ class NodeFiles:
         return str(self.directory / f"{round_:09d}-{block:05d}{_ENDING}")
 
     def parts(self, round_: int, manifest: Manifest, low: int, high: int) -> list[Part]:
-        """Where the nodes of the clients from `low` to before `high` are."""
+        """The parts of files with the nodes of the clients from `low` to before `high`."""
         edges = [*map(int, manifest.first), self.clients]
         found = []
         for block, checksum in enumerate(manifest.checksum):
@@ -109,7 +109,7 @@ def read(parts: Sequence[Part], like: Sequence[Any]) -> list[np.ndarray]:
     """Nodes of the clients of some parts, one after the other.
 
     Args:
-        parts: Where they are.
+        parts: Parts of files that hold them.
         like: The shapes of one client's leaves.
 
     Raises:

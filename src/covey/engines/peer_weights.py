@@ -1,4 +1,4 @@
-"""How much a peer's upload counts in the step that it takes alone."""
+"""The weight of a peer's upload in the step that it takes alone."""
 
 import jax
 import jax.numpy as jnp

@@ -54,7 +54,7 @@ class Stepped(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """How far apart peers are after a round, and how many messages they sent."""
+    """The distance between peers after a round, and the count of their messages."""
 
     consensus: Float[Array, "*rounds"]
     messages: Int[Array, "*rounds"]
@@ -91,13 +91,13 @@ class Peers(Vectorised):
     Args:
         algorithm: The method.
         data: The clients' rows; clients are the peers.
-        topology: Who talks to whom, from `covey.topology`, and how many times per round.
+        topology: Graph of the peers, from `covey.topology`, and its gossip steps per round.
         seed: Seed of everything random.
-        cohort: Who takes part in a round. Default: everyone.
+        cohort: Scheme of the cohorts. Default: all peers in every round.
         channel: Channel of the states that peers send. Default: nothing changes them.
         faults: Probabilities of lost, late and repeated messages; the peer concerned misses the
             round. Default: none.
-        rounds: How many rounds are planned, for methods that check it.
+        rounds: Planned rounds, for methods that check it.
         chunk: Peers that compute side by side; fewer need less memory.
 
     Example:
@@ -221,7 +221,7 @@ class Peers(Vectorised):
         return nodes, seen | good, (Record(counts, *infos), exchange)
 
     def _present(self, t) -> tuple[Bool[Array, " peers"], Float[Array, " peers"], Counts]:
-        """Who takes part in round t, and the weights r_i that correct for who does so rarely."""
+        """The participants of round t, and the weights r_i that correct for rare participation."""
         slots, counts = call_up(self.setup, self.setup.root, t, self.ids)
         here = jnp.zeros(self.data.clients, bool).at[slots.index].max(slots.on)
         weights = jnp.zeros(self.data.clients).at[slots.index].add(slots.weight * slots.on)

@@ -37,9 +37,9 @@ class RayCrew:
     Args:
         data: The clients.
         actors: Number of actors. Default: one per CPU of the cluster, at most one per client.
-        address: Where the cluster is, "host:port" or "auto". Default: the one that Ray is already
+        address: Address of the cluster, "host:port" or "auto". Default: the one that Ray is already
             connected to, or else a new one on this machine.
-        storage: Where actors keep rows.
+        storage: Storage of the rows in actors.
 
     Raises:
         ValueError: Ray is not installed, there are more actors than clients or CPUs, a node has
@@ -195,7 +195,7 @@ def each(
         function: A function of a module, called with each task. It handles its own errors, and may
             be called again with a task that it has finished.
         tasks: Arguments of the calls.
-        address: Where the cluster is, "host:port" or "auto".
+        address: Address of the cluster, "host:port" or "auto".
         shared: An absolute path that exists and that every node has to see.
         at_once: Most tasks at once. Default: one per CPU of the cluster.
 
@@ -267,7 +267,7 @@ def connect(address: str | None, actors: int | None = None) -> Any:
     """Connect to a cluster, once per process.
 
     Args:
-        address: Where it is. Default: a new one on this machine.
+        address: Its address. Default: a new one on this machine.
         actors: Number of actors that a new one has to have room for.
 
     Returns:

@@ -15,7 +15,7 @@ Line: TypeAlias = dict[str, float | int]
 Whole: TypeAlias = int | Int[Array | np.ndarray, "*rounds"] | np.integer
 
 
-class Diverged(ValueError):  # noqa: N818  (it says what happened to the run)
+class Diverged(ValueError):  # noqa: N818  (a name for the state of a run)
     """Every client of a round returned values that are not finite.
 
     lines: the metrics of the rounds before it.

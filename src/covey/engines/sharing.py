@@ -21,7 +21,7 @@ def shared(build: Callable[..., Any], *parts: Any) -> Any:
 
     Args:
         build: (parts) -> a compiled function. It must not hold on to data.
-        parts: What it depends on: trees of functions, shapes and settings.
+        parts: The parts that it depends on: trees of functions, shapes and settings.
 
     Returns:
         The compiled function.

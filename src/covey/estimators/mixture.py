@@ -75,7 +75,7 @@ class FederatedGaussianMixture:
             identity where the means are given.
         smallest_group: The fewest rows whose mean a client shares for "kmeans++". Default 5.
         batch_size: Rows per client and round. Default: all.
-        cohort: Who takes part in a round. Default: everyone.
+        cohort: Scheme of the cohorts. Default: all clients in every round.
         channel: Channel of the uploads. Default: none.
         step_size: Step of FedEM (gamma). Default: 1 where every round sees all rows of all clients
             as they are, and 0.1 otherwise.

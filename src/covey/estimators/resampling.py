@@ -83,7 +83,7 @@ def interval_over_replicas(
         estimate: The estimates from all observers.
         replicas: The same from each replica.
         level: The probability that an interval should cover.
-        resampling: How the replicas were made.
+        resampling: Method of the replicas.
         scale: The scale on which a jackknife interval is symmetric. Default: the estimate's own.
 
     Returns:

@@ -35,7 +35,7 @@ def largest_curvature(gradient: Callable[[PyTree], PyTree], at: PyTree) -> float
 
     Args:
         gradient: (parameters) -> gradient of the energy.
-        at: Where the Hessian is taken.
+        at: Point of the Hessian.
 
     Example:
         >>> round(largest_curvature(lambda z: jnp.array([3.0, 1.0]) * z, jnp.zeros(2)), 4)

@@ -16,7 +16,7 @@ Gradient = Callable[[PyTree, Batch], tuple[Float[Array, ""], PyTree]]
 
 
 class Schedule(NamedTuple):
-    """How long a client works in a round.
+    """The length of a client's work in a round.
 
     Attributes:
         batch_size: Rows per minibatch; None takes all rows.
@@ -113,7 +113,7 @@ def descend(
         data: The client's rows.
         gradient: (parameters, batch) -> (loss, gradient).
         optimizer: Optax optimiser; it starts with a new memory.
-        plan: How long to work.
+        plan: Schedule of the steps.
         start: The parameters before the first step.
 
     Returns:

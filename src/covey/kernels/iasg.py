@@ -32,7 +32,7 @@ Minibatches = Literal["shuffled", "independent"]
 
 
 class Averaging(NamedTuple):
-    """How samples are made.
+    """The settings of the samples.
 
     Attributes:
         batch_size: Rows per step; None takes all rows.
@@ -90,7 +90,7 @@ def burnt_in(
         data: The client's rows.
         gradient: (parameters, batch) -> (loss, gradient).
         optimizer: Optax optimiser of the path.
-        plan: How samples are made.
+        plan: Settings of the samples.
         start: The parameters before the first step.
     """
     path, (_, done) = begin(optimizer, start), steps_of(data, plan, 0)

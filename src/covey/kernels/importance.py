@@ -50,7 +50,7 @@ def laplace(log_density: LogDensity, start: Float[Array, " effects"]) -> Laplace
 
     Args:
         log_density: (z) -> log-density up to a constant, twice differentiable.
-        start: Where the search starts.
+        start: Start of the search.
 
     Returns:
         The mode, and the Gaussian that has the same curvature there.
@@ -131,7 +131,7 @@ def weighted_draws(
 
 
 def prior_draws(count: int) -> int:
-    """How many of `count` draws come from the prior."""
+    """The count of draws from the prior among `count` draws."""
     return round(_FROM_PRIOR * count)
 
 

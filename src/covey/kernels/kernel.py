@@ -96,7 +96,7 @@ def chain(
     Args:
         key: Random key; each transition has another.
         kernel: The Markov kernel.
-        posterior: What to sample.
+        posterior: The target.
         start: The state before the first transition.
         memory: The kernel's memory; `kernel.init(start)` for a new chain.
         step_size: Step size of the kernel.

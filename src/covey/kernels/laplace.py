@@ -196,8 +196,8 @@ def mode(given: Conditional, start: Effects) -> Effects:
 
     Args:
         given: log p(D | theta, b).
-        start: Where to begin, e.g. zeros. Where zeros are higher, they are the beginning: a mode at
-            another theta may be so far off that the density overflows.
+        start: Start of the search, e.g. zeros. Where zeros are higher, they are the beginning: a
+            mode at another theta may be so far off that the density overflows.
 
     Returns:
         The mode.
@@ -299,7 +299,7 @@ def draw_effects(random: Randomness, given: Conditional, start: Effects) -> Effe
     Args:
         random: The random numbers of the draw.
         given: log p(D | theta, b), the effects b standard normal.
-        start: Where to begin to look for the mode, e.g. zeros.
+        start: Start of the search for the mode, e.g. zeros.
 
     Returns:
         The draw.

@@ -60,7 +60,7 @@ class Kept(NamedTuple):
         rows: Number of rows.
         size: Root of the sum of squares of each column of X, Z and r.
         high: The upper triangle of their cross products over the sizes, rounded.
-        low: What rounding took away.
+        low: Remainder of that rounding.
     """
 
     rows: Float[Array, ""]

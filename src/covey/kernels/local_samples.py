@@ -32,7 +32,7 @@ class LocalSamples(NamedTuple):
 
 
 class Transitions(NamedTuple):
-    """How a Markov kernel makes samples.
+    """The settings of a Markov kernel that makes samples.
 
     Attributes:
         kernel: The kernel.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 FLAT = 1e-6  # curvature, relative to a direction's unit, below which float32 sums see none
-_FARTHER = 1e3  # units of a direction that seems flat, along which it is looked at once more
+_FARTHER = 1e3  # units of a direction that seems flat, at which it is evaluated once more
 TOLERANCE = 1e-9  # of the Newton decrement g'H^-1 g: 3e-5 standard errors
 _NOISE = 1e-6  # log-likelihood that a step may lose to rounding
 _LONGEST = 2.0  # step of a limited parameter: logarithms, where a quadratic is no good far away
@@ -54,7 +54,7 @@ def begin(point: Float[Array, " k"], frame: Float[Array, "k k"]) -> Climb:
     """The state before the first evaluation.
 
     Args:
-        point: Where to start.
+        point: Start of the method.
         frame: Directions of about one standard error, e.g. from `inverse_root`.
 
     Returns:

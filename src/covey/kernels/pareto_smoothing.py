@@ -24,7 +24,7 @@ class Weighted(NamedTuple):
         points: The points.
         weights: They add up to one.
         k_hat: Shape of the tail of the weights: up to 0.5 all is well, above 0.7 it is not.
-        asked: How many times the density was asked for.
+        asked: Calls of the density.
     """
 
     points: Float[np.ndarray, "points k"]
@@ -34,7 +34,7 @@ class Weighted(NamedTuple):
 
     @property
     def effective(self) -> float:
-        """How many equally weighted points they are worth."""
+        """The count of equally weighted points that they are worth."""
         return float(1 / np.sum(self.weights**2))
 
 
@@ -86,7 +86,7 @@ def importance_sample(
         draws: Independent draws that the points are to be worth. At first half as many again are
             asked for.
         seed: Seed of the proposals.
-        most: How many times to ask at most.
+        most: Largest count of calls of the density.
 
     Returns:
         The points, and how reliable their weights are.

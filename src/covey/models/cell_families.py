@@ -23,7 +23,7 @@ class Family(NamedTuple):
         curvature: (theta, y) -> minus its second derivative, at least 0.
         predictive: (theta) -> the distribution as a predictive.
         is_value: (y) -> which values are possible.
-        values: What values are possible, in words.
+        values: The possible values, in words.
         bend: A bound b of |third derivative| <= b |second derivative|: steps are shortened by it.
         canonical: Whether the score is y - mu(theta), so that an unobserved cell can be completed
             by its mean.

@@ -158,7 +158,7 @@ class Roles(NamedTuple):
 
         Args:
             name: Name of the model, for messages.
-            spec: What the rows look like, `data.spec`.
+            spec: Shapes of the rows, `data.spec`.
 
         Returns:
             Their indices. A column that is missing, that has two roles, or that was standardised

@@ -28,7 +28,7 @@ def from_flax(
 
     Args:
         build: (nnx.Rngs) -> nnx.Module, e.g. a module's class. The module maps rows to outputs.
-        outcome: What the output means. "classes" (the default): one logit per class, or a single
+        outcome: Meaning of the output. "classes" (the default): one logit per class, or a single
             one where there are two; "number": the mean of a Gaussian; "count": the log rate of a
             Poisson.
         scale: Standard deviation of the Gaussian where the outcome is a number. Default: 1.

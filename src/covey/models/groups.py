@@ -59,7 +59,7 @@ class SortedRows(NamedTuple):
 
     Attributes:
         order: Rows sorted by group; within a group they keep their order.
-        inverse: Where each row is in this order.
+        inverse: Index of each row in this order.
         begins: Which rows, in this order, begin a group.
         group: Index of the group of each row, in this order.
     """

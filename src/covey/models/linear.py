@@ -272,7 +272,7 @@ def generalised_linear(
 
     Args:
         name: Name in reports and messages.
-        family: How the outcome depends on the predictor.
+        family: Family of the outcome, with its link.
         scale: The scale parameter of a family that has one; None learns it.
         prior: Standard deviation of a Gaussian prior on the weights; None is flat.
         roles: Columns that are used otherwise than with a weight.

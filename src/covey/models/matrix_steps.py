@@ -51,7 +51,7 @@ class Matrix(NamedTuple):
         shape: Rows and columns.
         rank: Of U V'.
         family: The distribution of an observation.
-        curvature: Whose curvature a step uses, of all cells or of those observed.
+        curvature: Cells whose curvature a step uses, all or those observed.
         effects: 1 where lines have effects, else 0.
         effect_ridge: The penalty on the effects.
         offset: The constant of theta.
@@ -80,7 +80,7 @@ def is_cell(
 
 
 def largest_multiplicity(data: Shard) -> Float[Array, ""]:
-    """How often a client has observed the cell that it has observed most often."""
+    """The count of a client's observations of the cell that it has observed most often."""
     batch = all_rows(data)
     j, k = (batch.rows.x[:, axis].astype(int) for axis in (0, 1))
     order = jnp.lexsort((k, j, ~batch.mask))

@@ -15,7 +15,7 @@ from covey.models.predictive import Categorical, Mixture, Predictive, mixture_of
 
 
 class LinearPredictor(NamedTuple):
-    """How a mixed model depends on its effects where it does so by a linear predictor per row.
+    """The linear predictor by which a mixed model depends on its effects.
 
     Attributes:
         value: (phi, z, x) -> the predictor by row, linear in z.

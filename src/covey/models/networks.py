@@ -89,7 +89,7 @@ def mlp(
 
     Args:
         hidden: Units of each hidden layer. Default: (200, 200), the 2NN of McMahan et al.
-        outcome: What is predicted: "classes" (the default), "number" or "count", as in
+        outcome: Kind of the outcome: "classes" (the default), "number" or "count", as in
             `from_equinox`.
         scale: Standard deviation of the noise where the outcome is a number. Default: 1.
 
@@ -135,7 +135,7 @@ def from_equinox(
 
     Args:
         build: (key) -> module. The module maps one row x to an output.
-        outcome: What the output means. "classes" (the default): one logit per class, or a single
+        outcome: Meaning of the output. "classes" (the default): one logit per class, or a single
             one where there are two; "number": the mean of a Gaussian; "count": the log rate of a
             Poisson.
         scale: Standard deviation of the Gaussian where the outcome is a number. Default: 1.
@@ -185,7 +185,7 @@ def of_outputs(
 
     Args:
         label: Name in reports and messages.
-        outcome: What an output means, as in `from_equinox`.
+        outcome: Meaning of an output, as in `from_equinox`.
         scale: Standard deviation of the Gaussian where the outcome is a number.
         start: (key) -> parameters.
         output: (parameters, rows) -> outputs.

@@ -67,7 +67,7 @@ class Regression(NamedTuple):
 
     Attributes:
         name: Name in reports and messages.
-        family: How the outcome depends on the predictor.
+        family: Family of the outcome, with its link.
         scale: The family's scale parameter; None learns it.
         roles: Columns that are used otherwise than with a weight.
     """

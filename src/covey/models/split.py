@@ -29,7 +29,7 @@ _ALL = "all"
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Placeholder:
-    """Where an array of the head belongs. It has no values: the leaves of a body are the shared
+    """A placeholder for an array of the head. It has no values: the leaves of a body are the shared
     arrays only.
     """
 
@@ -180,7 +180,7 @@ def mixed_mlp(
 
     Args:
         hidden: Units of each hidden layer. Default: (200, 200).
-        outcome: What is predicted: "classes" (the default), "number" or "count".
+        outcome: Kind of the outcome: "classes" (the default), "number" or "count".
         scale: Standard deviation of the noise where the outcome is a number. Default: 1.
         personal: Names of the personal layers, as in `split_network`. Default: "output".
 

@@ -91,8 +91,8 @@ class LangevinMechanism:
         local_steps: Langevin steps per round (K).
         rows: Training rows of every client; p_c are their shares.
         batch_size: Rows of a minibatch. Default: None, all rows; so are more than a client has.
-        scheme: Who takes part, as in `core.cohort`: "full" (default), "uniform" (scheme II) or
-            "weighted" (scheme I).
+        scheme: Scheme of the cohorts, as in `core.cohort`: "full" (default), "uniform" (scheme II)
+            or "weighted" (scheme I).
         cohort_size: Clients per round (S), for the last two.
         sampling: "fixed" (default): minibatches of a fixed size, drawn without replacement.
             "poisson": each row independently, with probability batch_size / n_c.
@@ -179,7 +179,7 @@ class LangevinMechanism:
 
     @cached_property
     def sensitivity(self) -> float:
-        """How far the sum of clipped gradients moves between adjacent data sets (Delta)."""
+        """The largest change of the sum of clipped gradients between adjacent data sets (Delta)."""
         return (1.0 if self.adjacency == "zero-out" else 2.0) * self.clip
 
     @cached_property

@@ -71,8 +71,8 @@ def plan(
         correlations: Shares of the noise in common (rho) to try. Default: 0, 0.5 and 0.9.
         cohort_sizes: Clients per round (S) to try. Default: all, half and a tenth of them.
         rounds: Numbers of rounds to try. Default: 100 and 1000.
-        scheme: How cohorts are drawn: "uniform" (default) or "weighted".
-        sampling: How minibatches are drawn: "fixed" (default) or "poisson". Their epsilons cover
+        scheme: Scheme of the cohorts: "uniform" (default) or "weighted".
+        sampling: Scheme of the minibatches: "fixed" (default) or "poisson". Their epsilons cover
             different changes of a row; see `LangevinMechanism`.
         kept_by: Accountant that the budget is kept by. Default: "rdp".
 

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import pandas as pd
 
-# How a coefficient is shown: as it is, or as its exponential.
+# The scale of a shown coefficient: as it is, or its exponential.
 Scale: TypeAlias = Literal["coefficient", "odds ratio", "rate ratio"]
 INTERVAL = ["mean", "sd", "q05", "q95"]
 
@@ -172,7 +172,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Fairness:
-    """How well each site is served.
+    """The quality of the predictions for each site.
 
     Attributes:
         clients: One row per site: name, rows, and a column per measure.

@@ -166,7 +166,7 @@ def _held_out(fit: Any) -> pd.DataFrame | None:
 
 
 def _held_out_in_words(measures: Any) -> str:
-    """How well the first of the sites that were held out is predicted."""
+    """The quality of predictions for the first of the sites that were held out."""
     measure = "accuracy" if "accuracy" in measures else "rmse"
     each = [
         f"{row['name']} {row['predicted']} ({measure} {row[measure]:.3g} on {row['rows']} rows)"

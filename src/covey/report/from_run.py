@@ -126,7 +126,7 @@ def _family(run: Any, settings: str) -> str:
 
 
 def _evaluated(run: Any) -> tuple[Fairness | None, Calibration | None]:
-    """How well each site is served, and calibration, where the run was evaluated."""
+    """The quality of predictions for each site, and calibration, where the run was evaluated."""
     if not any(name.startswith(f"{run.split}_") for name in run.metrics.columns):
         return None, None
     evaluation = run.evaluation

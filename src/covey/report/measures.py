@@ -78,7 +78,8 @@ def pooled_measures(metrics: pd.DataFrame) -> dict[str, float]:
 
 
 def fairness_of(clients: Any, split: str) -> Fairness | None:
-    """How well each site is served, by accuracy where there is one, else by likelihood.
+    """The quality of the predictions for each site, by accuracy where there is one, else by
+    likelihood.
 
     Args:
         clients: One row per site, as `run.clients`.

@@ -43,7 +43,7 @@ def posterior_parts(run: Any, scale: Scale) -> PosteriorParts:
 
     Args:
         run: A `covey.Run`.
-        scale: How its coefficients are shown.
+        scale: Scale of the shown coefficients.
 
     Returns:
         The sections. Where the posterior cannot be drawn, e.g. because there are too few draws, a
@@ -310,10 +310,10 @@ def _units(run: Any) -> tuple[tuple[str, str], ...]:
 
 
 def reading_of(scale: Scale, *, units: bool) -> str:
-    """How to read a coefficient or a ratio.
+    """The explanation of a coefficient or a ratio.
 
     Args:
-        scale: How coefficients are shown.
+        scale: Scale of the shown coefficients.
         units: Whether the table names the change of each column.
     """
     per = "the change that the table names" if units else "one unit of its column"

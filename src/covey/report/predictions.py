@@ -103,7 +103,7 @@ def errors_of(
 
 
 def fairness_of_predictions(predictions: pd.DataFrame, family: str) -> Fairness:
-    """How well each site is served, on its training rows.
+    """The quality of the predictions for each site, on its training rows.
 
     Args:
         predictions: As for `calibration_of`.
@@ -123,7 +123,7 @@ def fairness_of_predictions(predictions: pd.DataFrame, family: str) -> Fairness:
 
 
 def measures_of_rows(rows: Any, family: str) -> dict[str, float]:
-    """How good predictions are: as for `fairness_of_predictions`.
+    """Measures of predictions, as for `fairness_of_predictions`.
 
     Args:
         rows: Some of the predictions.

@@ -29,7 +29,7 @@ def watch(
 
     Args:
         directory: The run directory. The run may continue in another process; it is not disturbed.
-        console: Where to show it. On a terminal the lines are updated in place; elsewhere the state
+        console: The output. On a terminal the lines are updated in place; elsewhere the state
             is printed once at the beginning and once at the end.
         pause: Waits for some seconds. Default: `time.sleep`.
 

@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     Attributes:
         round: Rounds that were run; 0 where the run did not get so far.
         measures: Metrics of the validation rows, pooled over clients; None where not finite.
-        diverged: How the run diverged; None where it did not.
+        diverged: Message of the divergence; None where there was none.
         failed: Why the run could not be done; None where it could. A failed run is tried again.
         seconds: Time that the last start took.
         warnings: Warnings of the run.

@@ -25,7 +25,7 @@ def complete(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topol
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest"; see
             `topology.mixing.weights_of`. Both are 1/n here.
-        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+        gossip_steps: Exchanges between neighbours per round. Default: 1. More steps bring peers
             closer to the run of a server, and cost as many messages more.
 
     Returns:
@@ -47,7 +47,7 @@ def ring(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
 
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
-        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+        gossip_steps: Exchanges between neighbours per round. Default: 1. More steps bring peers
             closer to the run of a server, and cost as many messages more.
 
     Returns:
@@ -74,7 +74,7 @@ def grid(*, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
 
     Args:
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
-        gossip_steps: How often neighbours mix per round. Default: 1. More steps bring peers
+        gossip_steps: Exchanges between neighbours per round. Default: 1. More steps bring peers
             closer to the run of a server, and cost as many messages more.
 
     Returns:
@@ -113,7 +113,7 @@ def erdos_renyi(
             Default: 1, a network that does not change.
         seed: Seed of the graphs. Default: 0.
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
-        gossip_steps: How often neighbours mix per round. Default: 1.
+        gossip_steps: Exchanges between neighbours per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -149,7 +149,7 @@ def custom(
         edges: Pairs of peers, numbered from 0 in the order of the clients; or the path of a CSV
             file with one pair per row.
         weights: Weights of neighbours: "metropolis" (default) or "fastest", which needs cvxpy.
-        gossip_steps: How often neighbours mix per round. Default: 1.
+        gossip_steps: Exchanges between neighbours per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.

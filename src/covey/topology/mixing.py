@@ -16,7 +16,7 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Topology:
-    """Who talks to whom: a function of the number of peers, giving their mixing matrices.
+    """The neighbours of each peer: a function of the number of peers, giving their mixing matrices.
 
     Attributes:
         matrices: (number of peers) -> mixing matrices, used one after the other and then from the
@@ -142,8 +142,8 @@ def mixed_by(
     Args:
         matrices: One mixing matrix, or several that are used one after the other, then from the
             first again; symmetric, rows that add up to 1, no negative weight, a positive diagonal.
-        name: What error messages begin with. Default: "topology".
-        gossip_steps: How often neighbours mix per round. Default: 1.
+        name: Prefix of error messages. Default: "topology".
+        gossip_steps: Exchanges between neighbours per round. Default: 1.
 
     Returns:
         A topology for `covey.run(engine="peers", topology=...)`.
@@ -190,7 +190,7 @@ def check_connected(graph: Bool[np.ndarray, "peers peers"], name: str) -> None:
 
 
 def parts_of(graph: Bool[np.ndarray, "peers peers"]) -> tuple[int, np.ndarray]:
-    """How many parts of a graph never hear of each other, and the part of each peer."""
+    """The count of connected components of a graph, and the component of each peer."""
     # Imported where it is needed: a tenth of a second, and most runs have no graph.
     from scipy.sparse.csgraph import connected_components
 

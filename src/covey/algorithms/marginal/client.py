@@ -48,7 +48,7 @@ class Term(NamedTuple):
         information: (theta) -> X'V^-1 X, what the client knows of the coefficients beta; None where
             the likelihood is not linear and Gaussian.
         draw: (random numbers, theta, start) -> a draw of the effects z given the rows.
-        start: Where to begin to look for a mode that is not known: zeros. A mode at a theta nearby
+        start: Start of the search for a mode that is not known: zeros. A mode at a theta nearby
             is closer.
     """
 
@@ -294,8 +294,8 @@ def _gains(settings: Settings, sent: Points, batch: Batch) -> Float[Array, " poi
 
 
 def answer_left_out(settings: Settings, key: Key[Array, ""], sent: Points, data: Shard) -> LeftOut:
-    """How well the client's rows are predicted where it is left out of the posterior, of which the
-    points are draws: each is weighted by one over the client's likelihood, Pareto smoothed.
+    """The predictive density of the client's rows where it is left out of the posterior, of which
+    the points are draws: each is weighted by one over the client's likelihood, Pareto smoothed.
     """
     return in_double(_left_out, settings)(sent, client_rows(data, settings.min_rows))
 
@@ -310,5 +310,5 @@ def _left_out(settings: Settings, sent: Points, batch: Batch) -> LeftOut:
 
 
 def _together(count: int) -> int:
-    """How many of the points are computed side by side; a rest would be compiled anew."""
+    """The count of points computed side by side; a rest would be compiled anew."""
     return max(size for size in range(1, 33) if count % size == 0)

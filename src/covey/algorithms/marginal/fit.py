@@ -54,7 +54,7 @@ def fit_law(settings: Settings, published: Published, spec: Spec, ask: Ask) -> L
 
     Args:
         settings: Those of the method.
-        published: What clients predict with.
+        published: State that clients predict with.
         spec: Shapes and names of the rows.
         ask: The sum of the answers of all clients, one round each time.
 
@@ -81,7 +81,7 @@ def fit_law(settings: Settings, published: Published, spec: Spec, ask: Ask) -> L
 
 
 def publish_law(published: Published, law: Law) -> Published:
-    """What clients predict with, with draws of theta from the posterior."""
+    """The state that clients predict with, with draws of theta from the posterior."""
     if law.sample is None:
         return published
     key = jax.random.key(published.state.seed)
@@ -217,8 +217,8 @@ def boundary(
     part is 0, and they are not. What is small is so in these units.
 
     Args:
-        coordinates: How the covariance is written.
-        unit: What the rows can tell from 0, for each effect.
+        coordinates: Coordinates of the covariance.
+        unit: Smallest deviation of each effect that the rows can tell from 0.
         zero: Which entries of the root are a deviation's own part that is 0.
         found: The described parameters.
         names: Names of the described values.
@@ -265,7 +265,7 @@ def _posterior(settings: Settings, state: State, law: Law, ask: Ask) -> Weighted
 
 
 def cautions(settings: Settings, state: State, spec: Spec) -> list[str]:
-    """What is wrong with the estimates themselves, so that predictions are as well.
+    """Cautions about the estimates themselves, which concern predictions as well.
 
     Args:
         settings: Those of the method.

@@ -52,7 +52,7 @@ class Moments(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to begin.
+    """The start of Newton's method.
 
     Attributes:
         phi: The pooled estimate; the noise as well, where it is learned.
@@ -143,7 +143,7 @@ def start(
         clients: Number of clients.
 
     Returns:
-        Where to begin.
+        The start of Newton's method.
     """
     weight, numeric = jnp.maximum(of.weight, 1e-30), of.squares > 0
     root = inverse_root(of.information)

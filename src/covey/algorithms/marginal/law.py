@@ -98,12 +98,12 @@ class Law(NamedTuple):
 
     @property
     def k_hat(self) -> float | None:
-        """How reliable the weights of the posterior's points are: up to 0.7; None without any."""
+        """k-hat of the weights of the posterior's points, reliable up to 0.7; None without any."""
         return None if self.sample is None else self.sample.k_hat
 
     @property
     def effective_draws(self) -> float | None:
-        """How many independent draws the posterior's points are worth; None without any."""
+        """Effective sample size of the posterior's points; None without any."""
         return None if self.sample is None else self.sample.effective
 
     def compare(self, smaller: "Law") -> Comparison:
@@ -146,7 +146,7 @@ class Law(NamedTuple):
         return Comparison(statistic, freedom, float(chi2.sf(statistic, freedom)))
 
     def leave_one_client_out(self, *, points: int = 1000) -> LeaveOneOut:
-        """How well each client's rows are predicted from those of all other clients.
+        """The predictive density of each client's rows, given those of all other clients.
 
         Each client weights draws of the posterior by one over its own likelihood, smooths the
         weights, and sends the log predictive density of its rows: this takes one round.
@@ -268,7 +268,7 @@ def _with_derivatives(describe: Partial, flat: Float[Array, " k"]) -> tuple[Arra
 
 
 def _curves(kind: np.ndarray, estimate: np.ndarray):
-    """Where intervals are Gaussian: the values there, the way back, and the derivative."""
+    """The scale of Gaussian intervals: the values there, the inverse map, and the derivative."""
     positive, bounded = np.isin(kind, ("sd", *POSITIVE)), kind == "cor"
     with np.errstate(all="ignore"):
         there = np.where(positive, np.log(np.abs(estimate)), estimate)

@@ -46,7 +46,7 @@ def products_of(model: MixedModel, phi: PyTree, effects: int, batch: Batch) -> P
 
     Args:
         model: A linear Gaussian model.
-        phi: Where residuals are taken. From there, nothing cancels: it is best near the maximum.
+        phi: Reference for the residuals. From there, nothing cancels: it is best near the maximum.
         effects: Number of effects.
         batch: The client's rows.
     """

@@ -34,8 +34,8 @@ class State(NamedTuple):
         variance: Of phi, by a pooled regression.
         value: The marginal log-likelihood at the best point, minus the level for each row.
         level: The log-likelihood of an average row.
-        restriction: What REML adds to it.
-        log_prior: What the prior adds to it.
+        restriction: Term of REML.
+        log_prior: Term of the prior.
         rows: Number of training rows.
         basis: Columns that make the design well conditioned, for REML.
         clients: Number of clients to wait for; 0 where that is not known.
@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What clients predict with: the server's state, and draws of the flattened theta from its
+    """The state that clients predict with: the server's, and draws of the flattened theta from its
     posterior, where these are known.
     """
 

@@ -37,9 +37,9 @@ def client_plate(
         spec: Shapes of the rows: `data.spec`. The model is tried on a row of this kind at once, so
             that mistakes are found here.
         plate: Name of the plate over clients. Default: "client".
-        init_strategy: Where shared parameters and chains of effects start. Default: the mean of
-            their prior; a strategy of `numpyro.infer` such as init_to_sample for a network, whose
-            units must not start alike.
+        init_strategy: Start of the shared parameters and of the chains of effects. Default: the
+            mean of their prior; a strategy of `numpyro.infer` such as init_to_sample for a network,
+            whose units must not start alike.
         name: Name in reports. Default: the name of the function.
 
     Returns:
@@ -128,7 +128,7 @@ def from_numpyro(
     Args:
         model: A function (x, y) with NumPyro statements.
         spec: Shapes of the rows: `data.spec`. The model is tried on a row of this kind at once.
-        init_strategy: Where parameters start. Default: the mean of their prior.
+        init_strategy: Start of the parameters. Default: the mean of their prior.
         name: Name in reports. Default: the name of the function.
 
     Returns:

@@ -34,7 +34,7 @@ class Program(NamedTuple):
         name: Name in reports and messages.
         call: (rows, clients) runs the model.
         spec: Shapes of a row, and an example row where it has one.
-        strategy: Where latent sites start.
+        strategy: Start of the latent sites.
         shared: Latent sites outside of the client plate.
         effects: Latent sites inside the plate in the order of their names, with the shapes of their
             unconstrained values.
