@@ -1,6 +1,7 @@
 """The command line as tests use it: a configuration of four sites, and a call in this process."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,14 @@ def lines(run: Path) -> list[dict]:
     """The metrics, without the time they took."""
     read = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in read]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
 
 
 def call(*arguments: object, answer: str | None = None) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 cannot be sent to other processes.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from problems import linear_gaussian
 
 import covey
 from called_threefry import use_called_threefry
-from command_line import call, lines, write_config
+from command_line import call, is_running, lines, write_config
 from covey import models
 from covey.config import user_code
 from covey.core import cohort
@@ -188,6 +189,12 @@ def swept() -> None:
     assert "add --set run.engine=simulate" in said
 
 
+def holders(out: Path) -> list[int]:
+    """The processes that the locks of runs name."""
+    texts = [lock.read_text() for lock in out.glob("runs/*/lock")]
+    return [json.loads(text)["pid"] for text in texts if text.endswith("}")]
+
+
 def sweep_killed() -> None:
     """kill -9 of a sweep on a cluster, and the same command again."""
     ray.init(num_cpus=2, log_to_driver=False, logging_level="error", include_dashboard=False)
@@ -202,7 +209,8 @@ def sweep_killed() -> None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(5)  # in which Ray ends the tasks
+    while any(map(is_running, holders(out))):  # Ray ends the tasks, but not at once
+        time.sleep(0.01)
     done = list(out.glob("runs/*/result.json"))
     files = [*done, *(path.with_name("metrics.jsonl") for path in done)]
     written = {path: path.stat().st_mtime_ns for path in files}

@@ -38,6 +38,13 @@ def wait_for_round(process: subprocess.Popen, run: Path, number: int) -> None:
         time.sleep(0.005)
 
 
+def wait_for_bytes(path: Path, more: int) -> None:
+    """Until a file has grown by that much: a moment between checkpoints, inside of a line too."""
+    size, end = path.stat().st_size + more, time.monotonic() + 600
+    while path.stat().st_size < size:
+        assert time.monotonic() < end, f"{path} does not grow"
+
+
 def final_state(run: Path) -> bytes:
     found = checkpoint.newest(run / "checkpoints", at_most=10**9)
     assert found is not None
@@ -64,7 +71,7 @@ def test_killed_and_stopped_runs_end_as_if_nothing_had_happened(tmp_path, number
     if killed:
         process = start("run", config, "--out", run)
         wait_for_round(process, run, 5 * moments.randrange(1, 20))
-        time.sleep(moments.uniform(0, 0.05))
+        wait_for_bytes(run / "metrics.jsonl", moments.randrange(1, 4000))
         process.kill()
         finish(process)
         reached, resumed = max(checkpoint.rounds(run / "checkpoints")), ("--resume",)

@@ -25,6 +25,12 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+# Counts how often a page comes to where it looks for news, paused or not.
+COUNT_LOOKS = """
+window.looks = 0;
+const every = window.setInterval.bind(window);
+window.setInterval = (look, pause) => every(() => { look(); window.looks += 1; }, pause);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -155,18 +161,20 @@ def test_a_served_page_follows_its_run(browser, tmp_path):
         tab = context.new_page()
         said = []
         tab.on("console", lambda message: said.append(message.text))
+        tab.add_init_script(COUNT_LOOKS)
         tab.goto(f"http://127.0.0.1:{server.server_address[1]}/")
         assert tab.get_attribute("body", "data-live") == "4-running"
         write(tmp_path, 5)
-        tab.wait_for_selector("body[data-live='5-running']", timeout=15_000)
+        tab.wait_for_selector("body[data-live='5-running']", timeout=120_000)
         tab.click("#pause")
         assert tab.get_attribute("#pause", "aria-pressed") == "true"
         write(tmp_path, 6)
-        tab.wait_for_timeout(3000)
+        looks = tab.evaluate("window.looks")
+        tab.wait_for_function(f"window.looks > {looks} + 1", timeout=120_000)
         assert tab.get_attribute("body", "data-live") == "5-running"
         tab.click("#pause")
         (tmp_path / "lock").write_text("")
-        tab.wait_for_selector("body:not([data-live])", timeout=15_000)
+        tab.wait_for_selector("body:not([data-live])", timeout=120_000)
         assert said == []
         context.close()
         server.shutdown()

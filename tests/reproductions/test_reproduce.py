@@ -44,6 +44,7 @@ def test_result_has_exactly_the_agreed_form(experiment, tmp_path):
         "rows",
         "claims",
         "changes",
+        "revision",
         "environment",
     ]
     assert (written["id"], written["scale"]) == ("some-paper", "quick")

@@ -1,6 +1,7 @@
 """Results of many reproductions in one document."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 from covey.cli import app
 from reproductions import EXPERIMENTS
-from reproductions.result import Claim, Result, Row, write
+from reproductions.result import Claim, Result, Row, revision, write
 from reproductions.results import collect, markdown
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,15 +26,16 @@ def runs(tmp_path):
         Row("accuracy, ours", 79.9, 80.123456, None, 1),
         Row("accuracy, theirs", None, 78.9, 0.25, 3),
     ]
-    write(tmp_path / "two", Result("two", "quick", 61.0, rows, better), go.Figure())
+    two = Result("two", "quick", 61.0, rows, better, {}, "1a2b3c4 + changes")
+    write(tmp_path / "two", two, go.Figure())
     write(tmp_path / "one", Result("one", "full", 5.0, rows[:1], better[:1]), go.Figure())
     return tmp_path
 
 
 def test_claims_and_numbers_of_every_result_are_told(runs):
     text = markdown(collect(runs))
-    assert "| [one](#one-full) | full | 5 s | 1 of 1 |" in text
-    assert "| [two](#two-quick) | quick | 1 min 1 s | 1 of 2, **the others lost** |" in text
+    assert "| [one](#one-full) | full | 5 s | unknown | 1 of 1 |" in text
+    assert "| [two](#two-quick) | quick | 1 min 1 s | 1a2b3c4 + changes | 1 of 2, **the" in text
     assert text.index("## one full") < text.index("## two quick")
     assert "| the same of the worst | -0.5 | 0 | **lost** |" in text
     assert "| accuracy of ours over theirs | 1.25 | 0 | holds |" in text
@@ -60,6 +62,35 @@ def test_the_command_tells_what_is_lost_and_writes_everything(runs):
     assert (runs / "all.md").read_text() == markdown(collect(runs))
     nothing = CliRunner().invoke(app, ["results", str(runs / "none")])
     assert (nothing.exit_code, nothing.stderr.count("\n")) == (2, 1)
+
+
+def test_a_result_from_before_commits_were_stored_says_earlier(runs):
+    path = runs / "two" / "result.json"
+    table = json.loads(path.read_text())
+    del table["revision"]
+    path.write_text(json.dumps(table))
+    assert "| 1 min 1 s | earlier | 1 of 2" in markdown(collect(runs))
+
+
+def test_the_revision_is_that_of_the_clone(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        command = ["git", "-C", clone, *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    clone = tmp_path / "clone"
+    (clone / "unpacked").mkdir(parents=True)
+    assert revision(clone) is None
+    git("init", "--quiet")
+    (clone / "one.py").write_text("1")
+    git("add", "one.py")
+    git("commit", "--quiet", "-m", "one")
+    commit = git("rev-parse", "--short", "HEAD")
+    assert revision(clone) == commit
+    assert revision(clone / "unpacked") is None  # of something else
+    (clone / "one.py").write_text("2")
+    assert revision(clone) == f"{commit} + changes"
+    assert revision(tmp_path / "gone") is None
 
 
 def test_what_is_no_result_is_refused(tmp_path):

@@ -234,19 +234,22 @@ def test_resuming_nothing_starts_and_says_so(tmp_path):
 
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from covey.runs.directory import RunDirectory
 with RunDirectory(Path(sys.argv[1])).held():
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.read()  # until it is killed
 """
 
 
 def test_a_second_process_is_refused_and_told_who_was_first(tmp_path):
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    assert holder.stdin is not None
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
@@ -259,6 +262,7 @@ def test_a_second_process_is_refused_and_told_who_was_first(tmp_path):
     finally:
         holder.kill()
         holder.wait()
+        holder.stdin.close()
         holder.stdout.close()
     with RunDirectory(tmp_path / "run").held():  # the lock died with the process
         pass

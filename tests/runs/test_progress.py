@@ -1,7 +1,7 @@
 """The progress display, on a clock of our own."""
 
 import io
-from time import sleep
+from threading import Event
 
 import pytest
 from rich.console import Console
@@ -15,6 +15,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Heard(io.StringIO):
+    """A stream that tells when something is written to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard = Event()
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        self.heard.set()
+        return written
 
 
 def display(terminal: bool = False, last: int = 100) -> tuple[Display, Clock, io.StringIO]:
@@ -100,14 +113,14 @@ def test_size(bits, text):
 
 
 def test_a_long_compilation_is_told():
-    text = io.StringIO()
-    with Display("study", 10, console=Console(file=text, width=100), quiet=0.05):
-        sleep(0.3)  # no round is done yet
+    text = Heard()
+    with Display("study", 10, console=Console(file=text, width=100), quiet=0.0):
+        assert text.heard.wait(300)  # no round is done yet
     assert text.getvalue() == "study: compiling\n"
 
 
 def test_a_short_one_is_not():
     text = io.StringIO()
-    with Display("study", 10, console=Console(file=text, width=100)) as display:
+    with Display("study", 10, console=Console(file=text, width=100), quiet=300.0) as display:
         display.update(1, [])
     assert text.getvalue() == ""
