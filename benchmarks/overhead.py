@@ -25,7 +25,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 PEERS = {  # what to install
     "fedjax": ["fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13"],
     "pfl": ["pfl==0.6.0", "torch==2.13.0"],
-    "flower": ["flwr[simulation]==1.42.0"],
+    "flower": ["flwr[simulation]==1.41.0"],
 }
 TURNS, ROUNDS = 15, {"covey": 50, "fedjax": 3, "pfl": 3, "flower": 1}
 MEGABYTE = 1 << 18  # values of 4 bytes
