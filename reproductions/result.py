@@ -1,6 +1,7 @@
 """What the reproduction of a published result hands in, and how it is written down."""
 
 import json
+import subprocess
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from importlib import import_module
@@ -17,6 +18,7 @@ from covey.runs.environment import versions
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+_CLONE = Path(__file__).parents[1]
 Scale: TypeAlias = Literal["quick", "full"]
 Size = TypeVar("Size", bound=Any)  # a NamedTuple with the settings of an experiment
 _changes: ContextVar[dict[str, Any]] = ContextVar(
@@ -60,7 +62,7 @@ class Claim(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A reproduction as it is written to `result.json`."""
+    """A reproduction as it is written to `result.json`; `revision` is the commit that made it."""
 
     id: str
     scale: Scale
@@ -68,6 +70,7 @@ class Result(NamedTuple):
     rows: list[Row]
     claims: list[Claim]
     changes: dict[str, Any] = {}  # noqa: RUF012  # never changed
+    revision: str | None = None
 
     @property
     def holds(self) -> bool:
@@ -132,16 +135,32 @@ def perform(
         report: Takes a line on how far the work is.
         changes: Settings other than those of the scale, by name.
     """
-    start = perf_counter()
+    start, made_at = perf_counter(), revision()
     token = _changes.set(dict(changes or {}))
     try:
         rows, claims, figure = experiment.load()(scale, report)
     finally:
         _changes.reset(token)
     seconds = round(perf_counter() - start, 3)
-    result = Result(name, scale, seconds, rows, claims, dict(changes or {}))
+    result = Result(name, scale, seconds, rows, claims, dict(changes or {}), made_at)
     write(out, result, figure)
     return result
+
+
+def revision(clone: Path = _CLONE) -> str | None:
+    """The commit of a clone, as `git describe` names it, with "+ changes" where files differ from
+    it; None without git, and in an unpacked archive, also one that lies in a clone of something
+    else.
+    """
+    describe = ("describe", "--tags", "--always", "--dirty= + changes")
+    try:
+        top, name = (
+            subprocess.run(["git", "-C", clone, *words], capture_output=True, text=True, check=True)
+            for words in (("rev-parse", "--show-toplevel"), describe)
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return name.stdout.strip() if Path(top.stdout.strip()) == clone.resolve() else None
 
 
 def write(out: Path, result: Result, figure: "go.Figure") -> None:

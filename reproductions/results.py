@@ -11,6 +11,7 @@ from covey.runs.progress import duration
 from reproductions.result import Claim, Result, Row
 
 _COLUMNS = 100  # of text in the repository
+_EARLIER = "earlier"  # than results were stored with their commit
 _HEAD = """# Published results beside ours
 
 Every number is from the code of `covey reproduce ID --scale SCALE`. A claim that does not hold says
@@ -20,7 +21,8 @@ truth, which favours them.
 
 What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. At
 the quick scale claims about the order of methods mean little. Times are of two cores, many of them
-with other work beside.
+with other work beside. Commit: of this repository, by which the result was made; "earlier" where it
+was not stored, "unknown" from an unpacked archive.
 """
 
 
@@ -51,7 +53,8 @@ def read(path: Path) -> Stored:
         claims = [Claim(**one) for one in table["claims"]]
         changes = table.get("changes", {})
         seconds = float(table["seconds"])
-        result = Result(table["id"], table["scale"], seconds, rows, claims, changes)
+        revision = table.get("revision", _EARLIER)
+        result = Result(table["id"], table["scale"], seconds, rows, claims, changes, revision)
         return Stored(result, dict(table["environment"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result of `covey reproduce`: {error}") from error
@@ -59,7 +62,11 @@ def read(path: Path) -> Stored:
 
 def markdown(stored: Sequence[Stored]) -> str:
     """A summary with one row per experiment, then the numbers of each."""
-    lines = [_HEAD, "| experiment | scale | time | claims that hold |", "|---|---|---|---|"]
+    lines = [
+        _HEAD,
+        "| experiment | scale | time | commit | claims that hold |",
+        "|---|---|---|---|---|",
+    ]
     for result, _ in stored:
         held = sum(claim.holds for claim in result.claims)
         verdict = f"{held} of {len(result.claims)}" + (
@@ -67,7 +74,7 @@ def markdown(stored: Sequence[Stored]) -> str:
         )
         lines.append(
             f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | "
-            f"{verdict} |"
+            f"{result.revision or 'unknown'} | {verdict} |"
         )
     for one in stored:
         lines += _section(one)
