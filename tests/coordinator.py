@@ -2,11 +2,23 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from covey.core import protocol
 from covey.core.protocol import SERVER, Envelope, Kind
+from covey.core.shard import bucket_size
+from covey.deploy.fit_rows import description_of
 from covey.deploy.study import Study
+from covey.fitting.combination import combine
+
+
+def design_of(study: Study, said: list) -> dict:
+    """The design that an honest server makes of what sites have said, as it travels."""
+    described = [description_of(one) for one in said]
+    made = combine(described, study.formula, missing=study.tables["fit"]["missing"])
+    plain = replace(made, rows={}, dropped={}, filled={}).to_json()
+    return json.loads(json.dumps(plain))
 
 
 class Coordinator:
@@ -34,3 +46,13 @@ class Coordinator:
 
     def describe(self, sites: list | None = None) -> Any:
         return self.step("describe", {"study": self.study.text, "sites": sites or self.sites})
+
+    def begin_fit(self) -> None:
+        """Take the steps to the first round of a formula; all sites say the same."""
+        said = self.describe()
+        design = design_of(self.study, [said | {"site": name, "labels": {}} for name in self.sites])
+        spec = self.step("agree", design)["entry"]["spec"]
+        capacity = bucket_size(spec["examples"])
+        spec |= {"clients": len(self.sites), "capacity": capacity}
+        shared = {"priors": [], "means": [], "printed": {}}
+        assert self.step("start", {"spec": spec, "shared": shared}) == {"ready": True}

@@ -1,18 +1,15 @@
 """What a coordinator may choose before the first round: one design, of the formula, that fits."""
 
-import json
-from dataclasses import replace
-
 import pytest
 
 from coordinator import Coordinator
+from coordinator import design_of as honest
 from covey.deploy import fit_design, fit_rows
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site import open_handler
 from covey.deploy.site_file import read
 from covey.deploy.site_table import open_table
 from covey.deploy.study import of_formula, of_tables
-from covey.fitting.combination import combine
 from site_folders import table_of, write_site
 
 FORMULA = "ill ~ age + scale(dose) + sex + (1 | hospital)"
@@ -36,14 +33,8 @@ def sites(tmp_path):
 
 
 def design_of(sites, study):
-    """The design that an honest server makes, as it travels."""
     opened = [read(path) for path in sites.values()]
-    said = [
-        fit_rows.description_of(fit_rows.described(site, study, open_table(site)))
-        for site in opened
-    ]
-    made = combine(said, study.formula, missing=study.tables["fit"]["missing"])
-    return json.loads(json.dumps(replace(made, rows={}, dropped={}, filled={}).to_json()))
+    return honest(study, [fit_rows.described(one, study, open_table(one)) for one in opened])
 
 
 def own_design(sites, study, content):

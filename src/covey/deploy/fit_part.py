@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from covey.algorithms.marginal.rounds import MOST_ROUNDS
 from covey.core import atomic_files
 from covey.data.roster import entry
 from covey.deploy import fit_rows
@@ -23,9 +24,12 @@ from covey.fitting.methods import Found, check_method, method_of
 from covey.fitting.priors import LogPrior, Prior, Statistics
 from covey.fitting.result import Fit
 from covey.fitting.tables import Table
+from covey.kernels.pareto_smoothing import MOST_ASKED
 
 if TYPE_CHECKING:
     from covey.engines.site import Site
+
+MOST_POINTS = 1500  # that `marginal` asks the posterior for at once: half as many again as draws
 
 
 class SharedPrior(NamedTuple):
@@ -115,6 +119,24 @@ class FitPart:
         except ValueError as error:
             raise DeclinedError("message", f"the method cannot be made: {error}") from None
         return Work(method, None, self._data())
+
+    def decline(self, name: str, number: int, content: Any) -> str | None:
+        """The marginal method asks for its posterior alone, a few times, at so many points."""
+        fit = self._study.tables["fit"]
+        if fit["method"] != "marginal":
+            return None
+        if fit["estimate"] != "posterior" or name != "gains" or number >= MOST_ASKED:
+            return f"{self._site.name} is not asked {name!r:.50}, number {number}, in this study"
+        points = np.asarray(getattr(content, "points", 0.0))
+        if points.ndim != 2 or len(points) > MOST_POINTS:
+            return f"{self._site.name} answers {name!r} at up to {MOST_POINTS} points"
+        return None
+
+    @property
+    def most_answers(self) -> int | None:
+        """The marginal method gives up in time; a server that is resumed repeats some rounds."""
+        is_marginal = self._study.tables["fit"]["method"] == "marginal"
+        return 2 * MOST_ROUNDS + MOST_ASKED if is_marginal else None
 
     def write(self, content: Any, member: "Site", folder: Path) -> None:
         """The site's effects, predictions of its rows, and page. Nothing of it is sent.

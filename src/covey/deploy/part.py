@@ -46,6 +46,15 @@ class Part(Protocol):
         """The method on the site's rows, once the server has chosen what all share."""
         ...
 
+    def decline(self, name: str, number: int, content: Any) -> str | None:
+        """Why a question is not answered; None where it is one that the study asks."""
+        ...
+
+    @property
+    def most_answers(self) -> int | None:
+        """Rounds and questions that the study needs at most; None where that is not known."""
+        ...
+
     def write(self, content: Any, member: "Site", folder: Path) -> None:
         """Write the site's own results to a folder. Nothing of them is sent."""
         ...

@@ -9,6 +9,7 @@ Reason: TypeAlias = Literal[
     "formula",  # a formula, or a column of one, that is not listed
     "table",  # the site's table does not fit the study
     "rows",  # too few rows
+    "question",  # a question that the study does not ask, or asks with another content
     "rounds",  # more rounds than the owner allows
     "budget",  # the privacy budget is spent
     "metrics",  # the owner shows no metrics

@@ -60,6 +60,15 @@ class RunPart:
         channel = channel_of(made.factories["channel"], **made.options["channel"])
         return Work(method_of(made), channel, self._data)
 
+    def decline(self, name: str, number: int, content: Any) -> str | None:
+        """Nothing is declined: what a method asks depends on its rounds."""
+        return None
+
+    @property
+    def most_answers(self) -> int | None:
+        """Not known: rounds that failed are repeated, and methods ask as often as they need."""
+        return None
+
     def write(self, content: Any, member: "Site", folder: Path) -> None:
         """Metrics and predictions of the site's own rows, draws of its own parameters, a page.
 

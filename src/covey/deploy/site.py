@@ -18,10 +18,10 @@ from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_study import StudyAtSite
 from covey.deploy.study import StudyError, from_json
+from covey.engines.messages import unpack_question
 from covey.engines.site import refused
 from covey.engines.site_memory import RefusedError, check_epoch, repeated
 
-_COUNTED = (Kind.ROUND, Kind.QUERY)  # answers that reveal something of rows
 _WORDS = {
     Kind.ROUND: "an upload: sums over all rows that the study uses",
     Kind.QUERY: "an answer to a question: sums over all rows that the study uses",
@@ -140,18 +140,46 @@ class SiteHandler:
             study = self._study(envelope)
             if study.member is None:
                 raise DeclinedError("message", "the study has not been started at this site")
-            if envelope.kind in _COUNTED:
+            if envelope.kind == Kind.QUERY:
+                return self._asked(study, envelope, message, body)
+            if envelope.kind == Kind.ROUND:
                 self._count(study, envelope, message)
             reply = study.member.handle(message)
-            opened, content = protocol.open_envelope(reply)
-            if opened.kind == Kind.REFUSAL:
-                refusal = protocol.unpack_refusal(content)
-                if refusal.reason == Reason.FAILED:  # its text names files of the site
-                    raise DeclinedError("disk", self._unwritten, refusal.text)
+            refusal = self._refusal_in(reply)
+            if refusal is not None:
                 return reply, refusal.text
             return reply, _WORDS.get(envelope.kind, "an acknowledgement")
         except WireError as error:
             raise DeclinedError("message", f"the message cannot be read: {error}") from None
+
+    def _asked(
+        self, study: StudyAtSite, envelope: Envelope, message: bytes, body: bytes
+    ) -> tuple[bytes, str]:
+        """The answer to a question: the one that it had, or a new one, kept before it leaves."""
+        assert study.member is not None
+        name, number, _ = unpack_question(body)
+        what = f"{_WORDS[Kind.QUERY]} ({name!r:.50}, number {number})"
+        current = study.member.store.load()
+        kept = study.answers.find(number, body)
+        if kept is not None and envelope.epoch >= max(current.epoch, current.prepared_in):
+            return protocol.seal(envelope.answer(message), kept), f"{what}, again"
+        self._count(study, envelope, message)
+        reply = study.member.handle(message)
+        refusal = self._refusal_in(reply)
+        if refusal is not None:
+            return reply, refusal.text
+        study.answers.keep(number, body, protocol.open_envelope(reply)[1])
+        return reply, what
+
+    def _refusal_in(self, reply: bytes) -> Refusal | None:
+        """The refusal of a study's member; an error where it may not leave as it is."""
+        opened, content = protocol.open_envelope(reply)
+        if opened.kind != Kind.REFUSAL:
+            return None
+        refusal = protocol.unpack_refusal(content)
+        if refusal.reason == Reason.FAILED:  # its text names files of the site
+            raise DeclinedError("disk", self._unwritten, refusal.text)
+        return refusal
 
     def _greeted(self, envelope: Envelope, content: Any) -> tuple[dict[str, Any], str]:
         """The answer to a step before the first round, or after the last."""
@@ -218,15 +246,17 @@ class SiteHandler:
     def _count(self, study: StudyAtSite, envelope: Envelope, message: bytes) -> None:
         """Count an answer against limits and budget, unless it was given before."""
         assert study.member is not None
-        if envelope.kind == Kind.ROUND:
-            memory = study.member.store.load()
-            try:
-                check_epoch(memory, envelope)
-                if repeated(memory, envelope, message) is not None:
-                    return
-            except RefusedError:  # as the site itself is about to say
+        memory = study.member.store.load()
+        try:
+            check_epoch(memory, envelope)
+            is_round = envelope.kind == Kind.ROUND
+            if is_round and repeated(memory, envelope, message) is not None:
                 return
+        except RefusedError:  # as the site itself is about to say
+            return
         name, most = study.study.name, self.site.limits.most_rounds
+        if study.part.most_answers is not None:
+            most = min(most, study.part.most_answers)
         if self._ledger.rounds(name) >= most:
             raise DeclinedError(
                 "rounds", f"{self.site.name} answers at most {most} rounds and questions of a study"

@@ -25,6 +25,7 @@ from covey.deploy.part import Part, Work
 from covey.deploy.plain_values import checked
 from covey.deploy.policy import check_study
 from covey.deploy.private_files import close_to_others, make_folder
+from covey.deploy.questions import Answers
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.secret_key import secret_of
 from covey.deploy.site_file import SiteFile
@@ -81,6 +82,7 @@ class StudyAtSite:
                 "table back, or start the study under another name",
             )
         self.part: Part = _part_of(study)(site, study, table, setup.position)
+        self.answers = Answers(self.folder / "questions", once=study.kind == "fit")
         self.mechanism: LangevinMechanism | None = None
         self.member: Site | None = None
         self._store: SqliteStore | None = None
@@ -174,6 +176,7 @@ class StudyAtSite:
             store=self._store,
             secret=None if self.site.privacy.randomness == "study" else secret_of(self.site),
             report=None if shows else lambda what, values: None,
+            decline=self.part.decline,
             most_bytes=self.site.limits.most_bytes,
         )
 

@@ -17,7 +17,7 @@ from covey.core.protocol import Kind, Reason, Stamp
 from covey.core.shard import whole
 from covey.core.wire import WireError
 from covey.data.roster import Roster
-from covey.engines.messages import Answer, unpack_answer
+from covey.engines.messages import Answer, pack_question, unpack_answer
 from covey.engines.reception import NoQuorumError, Reception, Study
 from covey.engines.record import Line
 from covey.engines.setup import spec_of
@@ -194,9 +194,8 @@ class Inquiry:
         Raises:
             NoQuorumError: Some site did not answer: a sum without it would be another sum.
         """
-        about = protocol.pack_text({"name": name, "index": int(asked.index)})
         content = outline.pack(jax.device_get(asked.content), self.known)
-        found = self._ask(Kind.QUERY, protocol.join([about, content]))
+        found = self._ask(Kind.QUERY, pack_question(name, int(asked.index), content))
         like, answers = self._like(query, name, asked), []
         for site in self._names:
             if site not in found.answers:

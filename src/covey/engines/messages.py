@@ -10,6 +10,9 @@ from covey.core.algorithm import Algorithm, Info, Message
 from covey.core.channel import Channel
 from covey.core.node import Sent
 from covey.core.trimming import WHOLE, Used
+from covey.core.wire import WireError
+
+_MOST_QUESTIONS = 2**30  # numbers from here on are folded into keys of questions
 
 
 class Answer(NamedTuple):
@@ -65,6 +68,28 @@ def unpack_down(body: bytes, like: Message) -> Message:
         WireError: The body is not of these shapes.
     """
     return wire.unpack(body, like, checksum=False)
+
+
+def pack_question(name: str, index: int, content: bytes) -> bytes:
+    """The body of a question: its name and number, and what is sent with it."""
+    return protocol.join([protocol.pack_text({"name": name, "index": index}), content])
+
+
+def unpack_question(body: bytes) -> tuple[str, int, bytes]:
+    """Name, number and content of the question in a body.
+
+    Raises:
+        WireError: The body is no question.
+    """
+    text, content = protocol.split(body, 2)
+    match protocol.unpack_text(text):
+        case {"name": str(name), "index": int(index), **rest} if not rest:
+            pass
+        case _:
+            raise WireError("a query has a name and an index")
+    if isinstance(index, bool) or not 0 <= index < _MOST_QUESTIONS:
+        raise WireError(f"a query has an index below 2^30, got {index}")
+    return name, index, content
 
 
 def down_size(like: Message) -> int:

@@ -23,7 +23,7 @@ from covey.core.shard import Shard
 from covey.core.trimming import WHOLE, Used
 from covey.core.wire import WireError
 from covey.data.division import Split
-from covey.engines.messages import Answer, pack_answer, unpack_down
+from covey.engines.messages import Answer, pack_answer, unpack_down, unpack_question
 from covey.engines.site_memory import Answered, Memory, RefusedError, check_epoch, repeated, settled
 from covey.engines.site_programs import Asked, Programs, Queries, Ready, Workshop
 from covey.engines.site_store import MemoryStore, Store, StoreError
@@ -32,6 +32,8 @@ from covey.engines.site_store import MemoryStore, Store, StoreError
 What: TypeAlias = Literal["info", "metrics"]
 # (what, values) -> the values to report, of the same shapes; None to keep them
 Report: TypeAlias = Callable[[What, PyTree], PyTree | None]
+# (name, number, content of a question) -> why the site does not answer it; None where it does
+Decline: TypeAlias = Callable[[str, int, PyTree], str | None]
 
 
 # What a program may raise when it is traced for arrays of other shapes than it was written for.
@@ -63,6 +65,8 @@ class Site:
             repeated, and is simulated.
         report: What the site reports beside its uploads: (what, values) -> values to report, or
             None to keep them. Default: everything that the method reports.
+        decline: Which questions the site does not answer, and why. Default: it answers all that
+            the method has.
         hello: What the site answers to a greeting, as JSON. Default: nothing.
         most_bytes: Bytes that a message to the site may have.
     """
@@ -79,13 +83,15 @@ class Site:
         store: Store | None = None,
         secret: Key[Array, ""] | None = None,
         report: Report | None = None,
+        decline: Decline | None = None,
         hello: Mapping[str, Any] | None = None,
         most_bytes: int = protocol.MOST_BYTES,
     ):
         self.name, self.client_id, self.workshop, self.data = name, client_id, workshop, data
         self.study, self.digest, self.most_bytes = study, digest, most_bytes
         self.store = MemoryStore() if store is None else store
-        self._secret, self._report, self._hello = secret, report, dict(hello or {})
+        self._secret, self._report, self._decline = secret, report, decline
+        self._hello = dict(hello or {})
 
     def handle(self, message: bytes) -> bytes:
         """Answer a message.
@@ -193,14 +199,7 @@ class Site:
 
     def _query(self, memory: Memory, message: bytes, envelope: Envelope, body: bytes) -> bytes:
         """The site's term of a sum. Nothing is remembered."""
-        text, content = protocol.split(body, 2)
-        match protocol.unpack_text(text):
-            case {"name": str(name), "index": int(index), **rest} if not rest:
-                pass
-            case _:
-                raise WireError("a query has a name and an index")
-        if not 0 <= index < 2**30:
-            raise WireError(f"a query has an index below 2^30, got {index}")
+        name, index, content = unpack_question(body)
         queries = self._queries(memory)
         if name not in queries.queries:
             raise RefusedError(
@@ -209,6 +208,9 @@ class Site:
                 f"{', '.join(queries.queries) or 'none'}",
             )
         asked = Asked(jnp.int32(index), self._unpacked(memory, content))
+        why = None if self._decline is None else self._decline(name, index, asked.content)
+        if why is not None:
+            raise RefusedError(Reason.DECLINED, why)
         root = self._root(queries, message, b"")
         with _fitting(f"the query {name!r}"):
             answer, finite = queries.answer(name, root, self.client_id, asked, self.data["train"])

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 HIGHEST_K = 0.7  # above, Pareto smoothed importance sampling is not reliable
+MOST_ASKED = 5  # times that a log-density is asked for
 GOOD_K = 0.5  # up to here the weights have a finite variance
 _WIDEST = 1.6  # how much wider a proposal is than its points where these have heavy tails
 _FREEDOM = 6.0  # degrees of freedom of the proposal: tails heavier than those of most posteriors
@@ -70,7 +71,7 @@ def importance_sample(
     *,
     draws: int,
     seed: int,
-    most: int = 5,
+    most: int = MOST_ASKED,
 ) -> Weighted:
     """Points of a distribution, weighted by its density over that of Student t proposals.
 
