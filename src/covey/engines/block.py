@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 from covey.core.algorithm import Algorithm
 from covey.core.channel import Channel
 from covey.core.keys import root_key
+from covey.core.mapped import location
 from covey.core.metrics import Metric
 from covey.core.node import Node
 from covey.data.federated import FederatedData, Split
@@ -239,12 +240,7 @@ class _Working:
 
 def _named(leaf: np.ndarray) -> np.ndarray | MappedRows:
     """The path of the rows, or the rows themselves."""
-    root = leaf
-    while isinstance(root.base, np.memmap):
-        root = root.base
-    name = getattr(root, "filename", None)
-    if not isinstance(root, np.memmap) or name is None or not leaf.flags.c_contiguous:
+    where = location(leaf)
+    if where is None:
         return np.ascontiguousarray(leaf)
-    skipped = leaf.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    path = str(Path(name).resolve())
-    return MappedRows(path, root.offset + skipped, leaf.shape, leaf.dtype.str)
+    return MappedRows(where.path, where.offset, leaf.shape, leaf.dtype.str)

@@ -9,16 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from covey.core.mapped import read_at_random, release
+from covey.core.mapped import RandomReads, location, release
 from covey.core.shard import Shard
 from covey.data.federated import FederatedData, Split
 from covey.data.roster import Roster
 from covey.engines.round import bucket_size
 
 DEVICE_LIMIT = 2 * 1024**3  # bytes of rows that "auto" keeps on the device
-MAPPED_LIMIT = 2 * 1024**3  # bytes of rows above which memory-mapped ones leave the process again
-MAPPED_BYTES = 256 * 1024**2  # of pages that then stay in the process, about
-PAGE = 4096
+MAPPED_LIMIT = 2 * 1024**3  # bytes of rows above which files are read, and not mapped
 Storage: TypeAlias = Literal["auto", "device", "host"]
 
 
@@ -68,17 +66,18 @@ class DeviceRows(_Ranges):
 class HostRows(_Ranges):
     """Rows stay where they are, memory-mapped perhaps; those of the clients at hand are copied.
 
-    Of memory-mapped rows of more than `MAPPED_LIMIT` bytes, few pages stay in this process.
+    Of memory-mapped rows of more than `MAPPED_LIMIT` bytes, no pages come into this process.
     """
 
     def __init__(self, data: FederatedData):
         super().__init__(data)
-        self.leaves = jax.tree.leaves(data.rows)
-        self.many = sum(leaf.nbytes for leaf in self.leaves) > MAPPED_LIMIT
-        self.touched = 0
-        if self.many:
-            for leaf in self.leaves:
-                read_at_random(leaf)
+        many = sum(leaf.nbytes for leaf in jax.tree.leaves(data.rows)) > MAPPED_LIMIT
+
+        def source(leaf: np.ndarray) -> np.ndarray | RandomReads:
+            where = location(leaf) if many else None
+            return leaf if where is None else RandomReads(leaf, where)
+
+        self.sources = jax.tree.map(source, _some(data.rows))
 
     def view(self, positions: np.ndarray, split: Split) -> View:
         """Rows of one split of the clients at `positions`, one client after the other, padded to
@@ -93,19 +92,14 @@ class HostRows(_Ranges):
         # start in the storage.
         index = np.repeat(all_starts[positions] - starts, counts) + np.arange(total)
         index = np.concatenate([index, np.zeros(bucket_size(max(total, 1)) - total, index.dtype)])
-        rows = jax.tree.map(lambda leaf: np.take(leaf, index, axis=0), _some(self.data.rows))
-        if self.many:
-            self._touch(rows, len(positions))
-        return View(rows, starts.astype(np.int32), counts.astype(np.int32))
 
-    def _touch(self, copied: PyTree, clients: int) -> None:
-        """Count the pages that were read, and now and then let go of them."""
-        leaves = jax.tree.leaves(copied)
-        self.touched += sum(leaf.nbytes for leaf in leaves) + clients * len(leaves) * PAGE
-        if self.touched > MAPPED_BYTES:
-            self.touched = 0
-            for leaf in self.leaves:
-                release(leaf)
+        def copied(source: np.ndarray | RandomReads) -> np.ndarray:
+            if isinstance(source, RandomReads):
+                return source.read(all_starts[positions], counts, len(index))
+            return np.take(source, index, axis=0)
+
+        rows = jax.tree.map(copied, self.sources)
+        return View(rows, starts.astype(np.int32), counts.astype(np.int32))
 
 
 def chosen(data: FederatedData, storage: Storage) -> Literal["device", "host"]:
