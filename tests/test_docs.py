@@ -174,7 +174,7 @@ def test_the_site_is_complete_and_loads_nothing_from_the_network(tmp_path):
         assert not re.findall(r"import\(.https?://|@import|url\(.?https?://", text), page
 
 
-def test_every_method_has_its_place():
+def test_every_method_has_its_section():
     """In the decision table, and under its name in a page about it."""
     table = (DOCS / "choose.md").read_text("utf-8")
     links = dict(re.findall(r"\[`(\w+)`\]\((methods/[\w-]+\.md#\w+)\)", table))

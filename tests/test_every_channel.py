@@ -154,7 +154,7 @@ def test_omega_is_a_bound_and_no_wild_one(name, channel, d, share):
 
 
 @every_channel
-def test_zeros_stay_zeros_and_one_number_passes(channel, bits):
+def test_zeros_stay_zeros_and_one_value_passes(channel, bits):
     zeros = jax.tree.map(jnp.zeros_like, UPLOAD)
     _, sent, _ = program(channel)(jax.random.key(0), zeros)
     assert np.all(flat(sent) == 0)
@@ -229,7 +229,7 @@ def test_a_payload_that_was_changed_or_cut_is_refused(channel, bits):
 
 
 @every_channel
-def test_an_upload_without_a_number(channel, bits):
+def test_an_upload_without_values(channel, bits):
     for nothing in ((), {"a": jnp.zeros((0, 3)), "b": jnp.zeros(0)}):
         if nothing == () and channel is WALK["masked"][0]:
             continue

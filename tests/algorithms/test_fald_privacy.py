@@ -136,7 +136,7 @@ def test_an_attack_gains_no_more_than_is_permitted():
     ],
     ids=["no noise", "shared noise only", "no clipping"],
 )
-def test_without_noise_of_its_own_or_clipping_the_reported_guarantee_is_broken(change):
+def test_without_its_own_noise_or_clipping_the_reported_guarantee_is_broken(change):
     assert advantage(*uploads(**change)) > 0.99 > permitted() + CHANCE
 
 

@@ -347,7 +347,7 @@ def test_the_objective_never_rises_and_ends_where_its_gradient_is_zero(family, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["poisson", "gaussian", "bernoulli"])
-def test_both_curvatures_end_in_the_same_place(family):
+def test_both_curvatures_reach_the_same_optimum(family):
     ends = [paths(family, curvature)[1].server.factors for curvature in ("completed", "observed")]
     first, second = (np.asarray(u @ v.T) for u, v in ends)
     np.testing.assert_allclose(first, second, atol=1e-3)

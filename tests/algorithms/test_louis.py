@@ -105,7 +105,7 @@ def test_louis_finds_the_derivatives_of_the_marginal_likelihood(theta):
 
 
 @pytest.mark.slow
-def test_a_fit_that_is_not_there_yet_is_told(theta):
+def test_a_fit_that_has_not_converged_gives_a_warning(theta):
     """Far from the maximum of the likelihood and the prior, which are quadratic in the weight."""
     joint, made = joint_of(models.mixed_linear(scale=NOISE), models.fixed(scale=0.5)), {}
     for name, (x, y) in clients(4).items():

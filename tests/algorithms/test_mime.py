@@ -70,7 +70,7 @@ def test_rounds_are_those_of_the_paper():
 
 @pytest.mark.slow
 @both
-def test_any_statistics_take_the_place_of_momentum(factory):
+def test_any_statistics_replace_momentum(factory):
     """One local step with all rows is a step of Adam along the mean gradient, s a round old."""
     options = FULL | {"steps": 1, "statistics": optax.scale_by_adam()}
     state, _ = fit(factory(models.linear(), **options), 2 if factory is mime else 1)

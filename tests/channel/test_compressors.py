@@ -95,7 +95,7 @@ def test_blocks_have_norms_of_their_own():
     assert float(sent[3]) == 0.0
 
 
-def test_rand_k_sends_k_numbers_from_a_seed_of_its_own():
+def test_rand_k_sends_k_values_and_its_own_seed():
     channel, positions = rand_k(k=3), set()
     for key in range(20):
         payload, sent, _ = send(channel, X + 0.1, key)
@@ -169,7 +169,7 @@ def forged(channel, change):
     return channel.decode(Parcel(change(payload.code), payload.layout))
 
 
-def test_a_code_that_no_encoder_makes_is_not_a_number():
+def test_a_code_that_no_encoder_makes_gives_nan():
     level = forged(
         dithering(levels=5), lambda code: code._replace(codes=jnp.full_like(code.codes, 255))
     )

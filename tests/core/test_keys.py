@@ -24,7 +24,7 @@ def test_keys_are_the_same_traced_or_not():
     np.testing.assert_array_equal(jax.random.key_data(plain), jax.random.key_data(traced))
 
 
-def test_the_numbers_of_streams_stay_as_they_are():
+def test_the_values_of_streams_stay_as_they_are():
     """They are part of the format of a run: another order would change every result."""
     names = "INIT COHORT FAULT FIRST CLIENT UPLINK SERVER ADAPT EVALUATE PREDICT DRAWS"
     assert [stream.name for stream in sorted(Stream)] == names.split()

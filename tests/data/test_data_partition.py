@@ -172,7 +172,7 @@ def test_pachinko_needs_a_hierarchy():
         )
 
 
-def test_by_column_numbers_the_values_in_order():
+def test_by_column_codes_the_values_in_order():
     assert partition.by_column(np.asarray(["b", "a", "b", "c"])).tolist() == [1, 0, 1, 2]
     with pytest.raises(ValueError, match="no rows"):
         partition.by_column(np.asarray([]))

@@ -44,7 +44,7 @@ def test_features_choose_columns_and_their_order(hospitals):
     assert data.features == ("smoker", "age")
 
 
-def test_columns_are_matched_by_name_and_not_by_place(hospitals):
+def test_columns_are_matched_by_name_and_not_by_index(hospitals):
     frame = pd.read_csv(hospitals["zug"])[["ill", "smoker", "age"]]
     frame.to_csv(hospitals["zug"], index=False)
     data = FederatedData.from_tables(hospitals, outcome="ill")

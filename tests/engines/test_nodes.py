@@ -73,17 +73,17 @@ def test_a_crash_at_any_moment_can_be_resumed(tmp_path, monkeypatch, crash, use,
     rng = np.random.default_rng(1)
     store = DiskNodes(LIKE, CLIENTS, tmp_path)
     checkpoints, truths = [], []
-    for number in range(5):
+    for round_ in range(5):
         for _ in range(3):
             change(store, rng)
-        if number == 4 and crash == "before the checkpoint":
+        if round_ == 4 and crash == "before the checkpoint":
             break
         truth, kept = store.take(EVERYONE), wire.pack(store.snapshot())
-        if number == 4 and crash == "index written":
+        if round_ == 4 and crash == "index written":
             break
         truths.append(truth)
         checkpoints.append(kept)
-        if number == 4 and crash == "checkpoint written":
+        if round_ == 4 and crash == "checkpoint written":
             break
         store.checkpointed()
     for _ in range(3):
@@ -93,12 +93,12 @@ def test_a_crash_at_any_moment_can_be_resumed(tmp_path, monkeypatch, crash, use,
         change(store, rng)
     del store
 
-    place = -1 if use == "newest" else -2
-    again = restored(checkpoints[place], tmp_path)
-    same(again.take(EVERYONE), truths[place])
+    index = -1 if use == "newest" else -2
+    again = restored(checkpoints[index], tmp_path)
+    same(again.take(EVERYONE), truths[index])
     for _ in range(9):  # it goes on and dies once more: what it came from is still there
         change(again, rng)
-    same(restored(checkpoints[place], tmp_path).take(EVERYONE), truths[place])
+    same(restored(checkpoints[index], tmp_path).take(EVERYONE), truths[index])
     if use == "newest":
         same(restored(checkpoints[-2], tmp_path).take(EVERYONE), truths[-2])
 

@@ -324,7 +324,7 @@ def test_a_checkpoint_goes_on_as_if_there_had_been_none(ring):
     )
 
 
-def test_a_peer_whose_numbers_are_not_finite_is_left_out_and_named():
+def test_a_peer_whose_values_are_not_finite_is_left_out_and_named():
     clients = {f"c{i}": (np.ones((4, 1), np.float32), np.full(4, i, np.float32)) for i in range(4)}
     clients["c2"][0][:] = clients["c2"][1][:] = 1e30
     data = FederatedData.from_clients(clients)
@@ -337,7 +337,7 @@ def test_a_peer_whose_numbers_are_not_finite_is_left_out_and_named():
 
 
 @pytest.mark.slow
-def test_a_peer_alone_whose_numbers_are_not_finite_ends_the_run():
+def test_a_peer_alone_whose_values_are_not_finite_ends_the_run():
     data = FederatedData.from_clients({"c": (np.full((4, 1), 1e30), np.full(4, 1e30))})
     engine = Peers(averaging(), data, topology=topology.complete(), seed=0)
     with pytest.raises(Diverged, match="none of the 1 uploads was finite"):

@@ -253,7 +253,7 @@ def test_squares_go_on_from_round_to_round():
         gaussian(),
         jnp.asarray(MEAN + 0.3),
     )
-    slope = -PRECISION @ (np.asarray(start) - MEAN)
+    gradient = -PRECISION @ (np.asarray(start) - MEAN)
     memory = jax.jit(
         lambda old: (
             chain(
@@ -262,8 +262,8 @@ def test_squares_go_on_from_round_to_round():
         )
     )
     one = memory(kernel.init(start))
-    np.testing.assert_allclose(one, 0.9 + 0.1 * slope**2)
-    np.testing.assert_allclose(memory(one), 0.9 * one + 0.1 * slope**2)
+    np.testing.assert_allclose(one, 0.9 + 0.1 * gradient**2)
+    np.testing.assert_allclose(memory(one), 0.9 * one + 0.1 * gradient**2)
 
 
 def test_the_metric_is_that_of_the_mode_at_each_round():

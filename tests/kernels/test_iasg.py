@@ -22,14 +22,14 @@ def shard(count=ROWS, capacity=ROWS):
     return Shard(jnp.asarray(X), jnp.int32(0), jnp.int32(count), capacity)
 
 
-def samples(data, plan, number):
+def samples(data, plan, count):
     local = (KEY, data, GRADIENT, OPTIMIZER, plan)
 
     def one(walk, _):
         mean, walk = next_sample(*local, walk)
         return walk, mean
 
-    return jax.lax.scan(one, burnt_in(*local, START), length=number)
+    return jax.lax.scan(one, burnt_in(*local, START), length=count)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_a_transition_is_a_step_up_the_gradient_and_noise(batch_size):
     """
     kernel = ula() if batch_size is None else sgld(batch_size=batch_size)
     x = np.random.default_rng(0).normal(2.0, 1.0, 7)
-    point, number = jnp.array(0.4), 20_000
-    slope, rows_slope = float(np.sum(x - 0.4) - 0.4), x - 0.4
+    point, count = jnp.array(0.4), 20_000
+    gradient, rows_gradient = float(np.sum(x - 0.4) - 0.4), x - 0.4
 
     def moved(capacity, keys):
         data = Shard(jnp.concatenate([x, jnp.full(5, 99.0)]), jnp.int32(0), jnp.int32(7), capacity)
@@ -43,15 +43,15 @@ def test_a_transition_is_a_step_up_the_gradient_and_noise(batch_size):
             - 0.4
         )
 
-    keys = jax.random.split(jax.random.key(2), number)
+    keys = jax.random.split(jax.random.key(2), count)
     ends = moved(7, keys)
     np.testing.assert_allclose(moved(12, keys), ends, rtol=1e-12)
     # The variance of a gradient of 4 of the 7 rows, drawn without replacement; of all rows there is
     # none.
-    minibatch = 0.0 if batch_size is None else 7**2 * rows_slope.var(ddof=1) / 4 * (1 - 4 / 7)
+    minibatch = 0.0 if batch_size is None else 7**2 * rows_gradient.var(ddof=1) / 4 * (1 - 4 / 7)
     variance = 2 * STEP + STEP**2 * minibatch
-    assert abs(ends.mean() - STEP * slope) < 4 * np.sqrt(variance / number)
-    assert abs(ends.var() / variance - 1) < 4 * np.sqrt(2 / number)
+    assert abs(ends.mean() - STEP * gradient) < 4 * np.sqrt(variance / count)
+    assert abs(ends.var() / variance - 1) < 4 * np.sqrt(2 / count)
 
 
 def test_a_chain_keeps_its_last_states():

@@ -22,8 +22,8 @@ def follow(function, start, frame, rounds, limited=None):
         derivatives = (state.frame.T @ gradient, state.frame.T @ hessian @ state.frame)
         return climb(state, gain, *derivatives, first=first, limited=where, epsilon=0.0)
 
-    for number in range(rounds):
-        state = step(state, jnp.bool_(number == 0))
+    for index in range(rounds):
+        state = step(state, jnp.bool_(index == 0))
         states.append(state)
     return states
 

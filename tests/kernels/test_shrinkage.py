@@ -15,60 +15,60 @@ SIZES, MOST = (1, 40, 500), 50
 
 
 @jax.jit
-def recursive(displacements, number, rho):
-    """The delta of the first `number` samples; the rest is never looked at."""
+def recursive(displacements, count, rho):
+    """The delta of the first `count` samples; the rest is never looked at."""
     start = shrinkage.no_samples(MOST, displacements.shape[1], displacements.dtype)
     known = jax.lax.fori_loop(
-        0, number, lambda at, known: shrinkage.add(known, displacements[at], rho), start
+        0, count, lambda at, known: shrinkage.add(known, displacements[at], rho), start
     )
     return shrinkage.delta(known, shrinkage.given(rho, known.count, displacements.dtype))
 
 
 def dense(displacements, rho):
-    number, size = displacements.shape
-    level = 1 / (1 + (number - 1) * rho)
-    covariance = np.cov(displacements.T, ddof=1).reshape(size, size) if number > 1 else np.eye(size)
+    count, size = displacements.shape
+    level = 1 / (1 + (count - 1) * rho)
+    covariance = np.cov(displacements.T, ddof=1).reshape(size, size) if count > 1 else np.eye(size)
     return np.linalg.solve(level * np.eye(size) + (1 - level) * covariance, -displacements.mean(0))
 
 
-def drawn(seed, number, size, spread):
+def drawn(seed, count, size, spread):
     """Samples some deviations away from theta_0, along axes of unequal length."""
     rng = np.random.default_rng(seed)
     centre = rng.choice([-3.0, 3.0], size)
-    return spread * (centre + rng.normal(size=(number, size)) * rng.uniform(0.3, 1.0, size))
+    return spread * (centre + rng.normal(size=(count, size)) * rng.uniform(0.3, 1.0, size))
 
 
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None, derandomize=True)
-@example(seed=0, size=500, number=50, power=1.0, spread=1.0)
-@example(seed=0, size=40, number=50, power=1.0, spread=1.0)
-@example(seed=0, size=40, number=50, power=1.0, spread=5.0)  # the recursion alone loses digits here
-@example(seed=0, size=500, number=50, power=-4.0, spread=1.0)
+@example(seed=0, size=500, count=50, power=1.0, spread=1.0)
+@example(seed=0, size=40, count=50, power=1.0, spread=1.0)
+@example(seed=0, size=40, count=50, power=1.0, spread=5.0)  # the recursion alone loses digits here
+@example(seed=0, size=500, count=50, power=-4.0, spread=1.0)
 @given(
     seed=st.integers(0, 10**6),
     size=st.sampled_from(SIZES),
-    number=st.integers(1, MOST),
+    count=st.integers(1, MOST),
     power=st.floats(-4.0, 1.0),
     spread=st.sampled_from([0.01, 0.1, 1.0]),
 )
-def test_the_recursion_solves_what_the_matrix_solves(seed, size, number, power, spread):
+def test_the_recursion_solves_what_the_matrix_solves(seed, size, count, power, spread):
     rho = 10.0**power
     for dtype, bound in ((np.float32, 1e-5), (np.float64, 1e-12)):
         with jax.enable_x64(dtype == np.float64):
-            displacements = drawn(seed, number, size, spread).astype(dtype)
+            displacements = drawn(seed, count, size, spread).astype(dtype)
             room = np.full((MOST, size), np.nan, dtype)
-            room[:number] = displacements
-            found = np.asarray(recursive(room, number, dtype(rho)))
+            room[:count] = displacements
+            found = np.asarray(recursive(room, count, dtype(rho)))
             assert found.dtype == dtype
         expected = dense(displacements.astype(np.float64), float(dtype(rho)))
         assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
 
 
 def test_no_matrix_of_the_size_of_the_covariance_is_formed():
-    size, number = 1000, 7
+    size, count = 1000, 7
     program = jax.make_jaxpr(
-        lambda x: shrinkage.delta(shrinkage.added(x, 0.1), shrinkage.given(0.1, number))
-    )(jnp.zeros((number, size)))
+        lambda x: shrinkage.delta(shrinkage.added(x, 0.1), shrinkage.given(0.1, count))
+    )(jnp.zeros((count, size)))
     sizes = []
 
     def visit(jaxpr):
@@ -82,17 +82,17 @@ def test_no_matrix_of_the_size_of_the_covariance_is_formed():
                     visit(inner.jaxpr)
 
     visit(program.jaxpr)
-    assert max(sizes) == number * size
+    assert max(sizes) == count * size
     assert len(sizes) > 30  # the loops were looked into
 
 
-@pytest.mark.parametrize("number", [1, 4])
-def test_without_shrinkage_from_the_identity_it_is_the_mean(number):
+@pytest.mark.parametrize("count", [1, 4])
+def test_without_shrinkage_from_the_identity_it_is_the_mean(count):
     """rho = 0 is FedAvg of the mean sample; one sample is FedAvg whatever rho, to the last bit."""
-    x = drawn(1, number, 5, 1.0).astype(np.float32)
+    x = drawn(1, count, 5, 1.0).astype(np.float32)
     known = shrinkage.added(jnp.asarray(x), 0.0)
     np.testing.assert_allclose(
-        shrinkage.delta(known, shrinkage.given(0.0, number)), -x.mean(0), rtol=1e-6
+        shrinkage.delta(known, shrinkage.given(0.0, count)), -x.mean(0), rtol=1e-6
     )
     alone = shrinkage.added(jnp.asarray(x[:1]), 7.0)
     np.testing.assert_array_equal(shrinkage.delta(alone, shrinkage.given(7.0, 1)), -x[0])

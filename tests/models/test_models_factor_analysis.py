@@ -110,7 +110,7 @@ def test_predictions_are_gaussian_conditionals():
     [pytest.param(X, id="whole", marks=pytest.mark.slow), pytest.param(WITH_GAPS, id="gaps")],
 )
 @pytest.mark.parametrize("noise", KINDS)
-def test_em_never_makes_the_penalised_likelihood_worse_and_ends_where_its_slope_is_zero(
+def test_em_never_makes_the_penalised_likelihood_worse_and_ends_where_its_gradient_is_zero(
     noise, rows
 ):
     model, start, climb, _ = compiled(noise, 0.05)

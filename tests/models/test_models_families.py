@@ -173,7 +173,7 @@ def test_a_large_dispersion_is_poisson():
 
 
 @pytest.mark.parametrize("family", ["linear", "poisson"])
-def test_a_weight_that_is_none_is_not_a_number(family):
+def test_an_impossible_weight_gives_nan(family):
     """And its derivatives vanish where a mask hides the row, as rows that fill up an array are."""
     model = getattr(models, family)(weights="w")
     params = model.init(KEY, spec_of())
@@ -189,7 +189,7 @@ def test_a_weight_that_is_none_is_not_a_number(family):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.grad(total)(params)))
 
 
-def test_more_successes_than_trials_are_not_a_number():
+def test_more_successes_than_trials_give_nan():
     model = models.mixed_binomial(totals="n")
     phi, z = model.init(KEY, spec_of()), jnp.zeros(1)
     rows = Rows(jnp.asarray(X, jnp.float32).at[1, 4].set(2.0), jnp.full(8, 3.0))

@@ -228,7 +228,7 @@ def test_a_singular_covariance_is_lifted_and_reported(name):
     assert np.all(np.isfinite(model.log_likelihood(theta, flat)))
 
 
-def test_what_is_no_count_is_no_number():
+def test_features_that_are_no_counts_give_nan():
     model, theta, *_ = compiled("poisson")
     for bad in (-1.0, 0.5):
         rows = rows_of("poisson")._replace(x=rows_of("poisson").x.at[3, 1].set(bad))

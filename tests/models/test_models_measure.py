@@ -61,7 +61,7 @@ def test_a_client_without_rows_counts_nothing():
     assert all(np.isnan(value) for value in metrics.values(got).values())
 
 
-def test_measures_of_a_number():
+def test_measures_of_a_numeric_outcome():
     y = np.asarray(ROWS.x) @ np.array([1.0, -2.0, 0.5], np.float32)
     model = linear(scale=2.0)
     params = Linear(jnp.zeros(3), jnp.ones(()))

@@ -117,7 +117,7 @@ def test_what_is_described_has_the_names_of_columns(slopes, named):
 
 
 @pytest.mark.parametrize("scale", [0.5, None])
-def test_slopes_by_name_are_those_by_number(scale):
+def test_slopes_by_name_are_those_by_index(scale):
     """Of any data: the columns are found when a model meets them, and the model itself remembers
     nothing.
     """

@@ -208,7 +208,7 @@ def test_the_last_layer_can_be_replaced():
         assert jax.tree.structure(changed) == jax.tree.structure(params)
 
 
-def test_mlp_of_numbers_and_counts():
+def test_mlp_of_numeric_outcomes_and_counts():
     x = jnp.asarray(RNG.normal(size=(5, 3)), jnp.float32)
     number = mlp(hidden=(4,), outcome="number", scale=0.3)
     predictive = number.predictive(made_up(number, spec((3,))), x)

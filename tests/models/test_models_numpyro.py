@@ -161,7 +161,7 @@ def test_values_in_the_terms_of_the_model():
     )
 
 
-def test_where_it_starts_can_be_said():
+def test_the_start_can_be_chosen():
     mixed = client_plate(
         slopes,
         NUMBERS,

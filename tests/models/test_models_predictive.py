@@ -84,7 +84,7 @@ def test_categorical_measures():
 
 
 @pytest.mark.parametrize("kind", ["normal", "poisson"])
-def test_measures_of_numbers(kind):
+def test_measures_of_numeric_outcomes(kind):
     location = RNG.normal(size=300).astype(np.float32)
     y = RNG.poisson(2.0, 300)
     if kind == "normal":

@@ -80,7 +80,7 @@ def test_pld_lines_are_of_the_next_round_number():
     assert poisson.metrics(12)["epsilon_pld"] == poisson.spent(12)["pld"]
 
 
-def test_its_record_is_plain_numbers_that_are_compared():
+def test_its_record_is_plain_values_that_are_compared():
     record = LEDGER.record(9)
     assert set(record) == {"rounds", "theorem", "rdp"}
     assert all(type(value) is float for value in record.values())

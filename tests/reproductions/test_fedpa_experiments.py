@@ -56,7 +56,7 @@ def test_bias_and_variance_of_known_deltas():
     assert few.bias[0] < 0.2  # of four chains the noise alone turns the mean by 0.18, on average
 
 
-def test_effective_number_of_samples():
+def test_effective_sample_size():
     np.testing.assert_allclose(samples.effective(np.zeros((2, 5))), 5.0)
     np.testing.assert_allclose(samples.effective(np.log([[3.0, 1.0]]) + 700), 16 / 10)
     np.testing.assert_allclose(samples.effective(np.array([[0.0, -1e9]])), 1.0)

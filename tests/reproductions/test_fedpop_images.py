@@ -186,7 +186,7 @@ def test_calibration_compares_pooled_errors():
 
 
 @pytest.mark.slow
-def test_strange_images_are_told_apart_by_entropy(monkeypatch):
+def test_images_out_of_distribution_differ_by_entropy(monkeypatch):
     """A plain classifier learns stripes; images without anything leave it in doubt."""
 
     def load_plain(name, **options):
