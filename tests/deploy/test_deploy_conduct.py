@@ -185,7 +185,10 @@ def test_the_heart_disease_model_between_four_hospitals_has_the_posterior_of_one
     """With the same seed draws are the same, up to rounding: far inside Monte Carlo error."""
     tables = hospital_tables()
     columns = [name for name in tables["va"].columns if name != "disease"]
-    opened = {"data": {"columns": columns, "outcome": ["disease"]}}
+    opened = {
+        "data": {"columns": columns, "outcome": ["disease"]},
+        "limits": {"rare_levels": "use"},  # as in one process
+    }
     study = of_formula("heart", HEART, missing="impute")
     found = Study(tmp_path, study, tables=tables, changes=opened).conduct()
     places = {name: tmp_path / name / "table.csv" for name in sorted(tables)}

@@ -1,13 +1,11 @@
 """The owner's side: approvals, audit log, ledger, what is allowed, and small counts."""
 
 import errno
-import json
 import os
 import stat
 
 import jax
 import numpy as np
-import pandas as pd
 import pytest
 
 import covey
@@ -25,9 +23,6 @@ from covey.deploy.site_file import Privacy, read
 from covey.deploy.site_study import mechanism_of
 from covey.deploy.site_table import digest_of, open_table
 from covey.deploy.study import of_formula, of_tables
-from covey.fitting.combination import combine
-from covey.fitting.description import describe
-from covey.fitting.tables import Table
 from covey.privacy.accountants import rdp, rdp_of_several
 from covey.privacy.mechanism import LangevinMechanism
 from site_folders import table_of, write_site
@@ -278,51 +273,6 @@ def test_columns_that_are_not_opened_are_not_there(tmp_path):
     study = of_formula("a", "ill ~ age + (1 | name)")  # the group might be a column
     found = fit_rows.described(site, study, open_table(site))
     assert found["groups"] == {"name": "absent"}
-
-
-def with_levels(counts: dict[str, int], seed: int = 0) -> pd.DataFrame:
-    table = table_of(seed, sum(counts.values()))
-    return table.assign(sex=np.repeat(list(counts), list(counts.values())))
-
-
-def test_levels_that_few_rows_have_are_not_named(tmp_path):
-    site = site_of(tmp_path, with_levels({"f": 30, "m": 28, "x": 4, "y": 5}))
-    found = fit_rows.described(site, of_formula("a", FORMULA), open_table(site))
-    assert [level for level, _ in found["levels"]["sex"]] == ["f", "m", "y"]
-    assert found["withheld"] == ("sex",)
-    assert (found["complete"], found["rows"]) == (65, 65)  # of 67, by fives
-    assert '"x"' not in json.dumps(found)
-    assert str(site.data.table) not in json.dumps(found)
-
-
-def test_small_counts_of_missing_values_and_outcomes_are_not_told(tmp_path):
-    table = with_levels({"f": 30, "m": 30})
-    table["ill"] = ["yes"] * 4 + ["no"] * 56
-    table.loc[:2, "age"] = np.nan
-    table.loc[10:16, "dose"] = np.nan
-    site = site_of(tmp_path, table)
-    study = of_formula("a", "ill ~ scale(age) + dose + sex + (1 | h)")
-    found = fit_rows.described(site, study, open_table(site))
-    assert found["missing"] == {"age": 0, "dose": 7, "sex": 0, "ill": 0}
-    assert found["outcome"]["values"] == ["no"]
-    assert (found["complete"], found["rows"]) == (50, 60)
-    assert fit_rows.description_of(json.loads(json.dumps(found))).moments["scale(age)"].count == 57
-
-
-@pytest.mark.parametrize(("rule", "used"), [("use", 62), ("drop", 58)])
-def test_rows_with_rare_levels_count_where_another_site_names_the_level(tmp_path, rule, used):
-    table = with_levels({"f": 30, "m": 28, "x": 4, "z": 1})
-    site = site_of(tmp_path, table, limits={"rare_levels": rule})
-    study = of_formula("a", FORMULA)
-    other = Table("bern", with_levels({"f": 20, "x": 20}, seed=2))
-    said = [
-        fit_rows.description_of(fit_rows.described(site, study, open_table(site))),
-        describe(other, study.formula, least=5),
-    ]
-    design = combine(said, study.formula)
-    assert design.factors["sex"] == ["f", "m", "x"]  # z is named by nobody
-    found = fit_rows.made(site, design, open_table(site))
-    assert (len(found.rows.y), found.left_out) == (used, 63 - used)
 
 
 def test_too_few_rows_decline_without_saying_how_many(tmp_path):

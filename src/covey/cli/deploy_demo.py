@@ -102,6 +102,7 @@ def write_hospitals(out: Path) -> list[str]:
             "site": {"name": name},
             "data": {"table": "patients.csv", "columns": columns, "outcome": ["disease"]},
             "studies": {"methods": ["marginal"], "names": [STUDY], "approve": "listed"},
+            "limits": {"rare_levels": "use"},  # the posterior is then that of `covey fit`
             "privacy": {"budget": "none"},
         }
         (folder / "site.toml").write_text(toml.text_of(said), "utf-8")

@@ -15,10 +15,11 @@ from covey.deploy.plain_values import checked
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.study import Study
 from covey.fitting.combination import names_of_factor, with_columns
-from covey.fitting.description import Description, uses_of
+from covey.fitting.description import Description
 from covey.fitting.design import Design
 from covey.fitting.families import FAMILIES
 from covey.fitting.formula import Bar
+from covey.fitting.uses import uses_of
 
 MOST_COLUMNS = 2000  # of a design; its matrix of second derivatives has their square
 

@@ -180,12 +180,13 @@ class FitPart:
 
     def remarks(self) -> Sequence[str]:
         """How many rows were left out, and why."""
-        rows = self._rows
-        if rows is None or not rows.left_out:
+        rare = () if self._rows is None else self._rows.rare
+        if not rare:
             return ()
+        each = "; ".join(f"{one.text} is {one.value} ({one.rows})" for one in rare)
         return (
-            f"{rows.left_out} rows are left out: their level of a factor, or their outcome, is "
-            "named by no site, or is rare here and limits.rare_levels is 'drop'",
+            f"{sum(one.rows for one in rare)} rows are left out, because too few have the same "
+            f"value and limits.rare_levels is 'drop': {each}",
         )
 
     def _agreed(self) -> tuple[Design, fit_rows.FitRows]:

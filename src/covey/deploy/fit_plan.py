@@ -52,7 +52,7 @@ class FitPlan:
         check_method(self._design, fit["method"], fit["estimate"], has_priors="priors" in fit)
         self._described, self._notes = described, warn_of(described, formula, fit.get("family"))
         self._notes += [
-            f"{one.site} does not name levels of {', '.join(one.withheld)} that few rows have."
+            f"{one.site} leaves rows out of which it has few: by {', '.join(one.withheld)}."
             for one in described
             if one.withheld
         ]

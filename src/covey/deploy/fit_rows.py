@@ -1,12 +1,11 @@
 """A formula at a site: what the site says of its table, and the rows that it makes of the design.
 
-Small counts. A level that fewer than `min_count` rows of a site have is not named by this site.
-Where another site names it, the rows with it are part of this site's sums (`rare_levels = "use"`)
-or are left out (`"drop"`). Where no site names it, they are left out. The site's audit log says how
-many.
+Small counts. With `rare_levels = "drop"`, rows are left out before anything is counted, so that no
+count below `min_count` can be read (`fitting/small_counts.py` has the rules). The study learns what
+rows are left out for, and the site's audit log how many. With "use", all rows are used, and names
+of rare levels leave.
 """
 
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,20 +13,18 @@ import numpy as np
 from covey.deploy.fit_design import design_of
 from covey.deploy.plain_values import checked
 from covey.deploy.policy import check_rows
+from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import mistakes_kept
 from covey.deploy.study import Study
-from covey.fitting.description import (
-    Description,
-    columns_of,
-    describe,
-    level_values,
-    outcome_column,
-    usable,
-)
+from covey.fitting.counted import counted
+from covey.fitting.description import Description, describe
 from covey.fitting.design import Design, Rows
+from covey.fitting.formula import Formula
 from covey.fitting.priors import Statistics
+from covey.fitting.small_counts import Rare
 from covey.fitting.tables import Table
+from covey.fitting.uses import Missing
 
 
 def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
@@ -41,9 +38,9 @@ def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     Raises:
         DeclinedError: The table cannot be used, or has too few rows.
     """
-    exact, found = (_said(study, table, least) for least in (0, site.limits.min_count))
-    if not exact.absent:
-        check_rows(site, exact.complete)
+    found = _said(site, study, table)
+    if not found.absent:
+        check_rows(site, found.complete)
     return found._replace(place=f"the table of {site.name!r}")._asdict()
 
 
@@ -59,16 +56,18 @@ def own_design(site: SiteFile, study: Study, table: Table, content: Any) -> Desi
     Raises:
         DeclinedError: It does not; see `fit_design.design_of`.
     """
-    return design_of(study, content, _said(study, table, site.limits.min_count))
+    return design_of(study, content, _said(site, study, table))
 
 
-def _said(study: Study, table: Table, least: int) -> Description:
-    fit, formula = study.tables["fit"], study.formula
+def _said(site: SiteFile, study: Study, table: Table) -> Description:
+    fit, formula, limits = study.tables["fit"], study.formula, site.limits
     assert formula is not None
+    options = {"missing": fit["missing"], "weights": fit.get("weights")}
+    apart = limits.min_count if limits.rare_levels == "drop" else 0
     with mistakes_kept(table, [*study.outcome, *study.predictors]):
-        return describe(
-            table, formula, missing=fit["missing"], weights=fit.get("weights"), least=least
-        )
+        rest, rare = _rest(site, formula, table, **options)
+        found = describe(rest, formula, **options, least=limits.min_count, apart=apart)
+    return found._replace(withheld=tuple(dict.fromkeys(one.text for one in rare)))
 
 
 def description_of(content: Any) -> Description:
@@ -89,12 +88,12 @@ class FitRows(NamedTuple):
     Attributes:
         rows: The rows.
         table: The table that they are of, without the rows that were left out.
-        left_out: Rows with a level that is not in the design, or that is rare here.
+        rare: What the rows have that were left out.
     """
 
     rows: Rows
     table: Table
-    left_out: int
+    rare: tuple[Rare, ...]
 
 
 def made(site: SiteFile, design: Design, table: Table) -> FitRows:
@@ -108,36 +107,36 @@ def made(site: SiteFile, design: Design, table: Table) -> FitRows:
     Raises:
         DeclinedError: They cannot be made, or are too few.
     """
-    limits = site.limits
+    options: Any = {"missing": design.missing, "weights": design.weights}
     with mistakes_kept(table, design.uses.every):
-        kept = _kept(design, table, limits.min_count if limits.rare_levels == "drop" else 0)
-        frame = table.frame[kept].reset_index(drop=True)
-        index = np.flatnonzero(kept) if table.index is None else table.index[kept]
-        rest = table._replace(frame=frame, index=index)
+        rest, rare = _rest(site, design.formula, table, **options)
         rows = design.rows_of(rest)
     check_rows(site, len(rows.y))
-    return FitRows(rows, rest, int(np.sum(~kept)))
+    return FitRows(rows, rest, rare)
 
 
-def _kept(design: Design, table: Table, least: int) -> np.ndarray:
-    """Rows whose levels are all in the design and, with `least`, not rare among usable rows."""
-    columns = columns_of(table, design.uses)
-    used = usable(columns, design.uses, design.missing)
-    kept = np.ones(len(table.frame), bool)
-    known: list[tuple[list[Any], set[Any]]] = [
-        (level_values(design.needs.factors.get(name, name), columns), set(levels))
-        for name, levels in design.factors.items()
-    ]
-    if design.outcome_levels is not None:
-        outcome = outcome_column(design.formula, columns)
-        values = [
-            None if gap else v for v, gap in zip(outcome.values, outcome.missing, strict=True)
-        ]
-        known.append((values, set(design.outcome_levels)))
-    for values, levels in known:
-        counts = Counter(value for value, use in zip(values, used, strict=True) if use)
-        kept &= [value is None or (value in levels and counts[value] >= least) for value in values]
-    return kept
+def _rest(
+    site: SiteFile, formula: Formula, table: Table, *, missing: Missing, weights: str | None
+) -> tuple[Table, tuple[Rare, ...]]:
+    """The table without what the owner keeps out of the study, and what that is."""
+    if site.limits.rare_levels == "use":
+        return table, ()
+    options = {"missing": missing, "weights": weights, "least": site.limits.min_count}
+    found = counted(table, formula, **options)
+    rows, rare = found.kept
+    index = np.flatnonzero(rows) if table.index is None else table.index[rows]
+    rest = table._replace(frame=table.frame[rows].reset_index(drop=True), index=index)
+    if found.outcomes and int(rows.sum()) >= site.limits.min_rows:
+        said = ", ".join(f"{one.text} is {one.value} in {one.rows} rows" for one in found.outcomes)
+        raise DeclinedError(
+            "rows",
+            f"{site.name} does not take part: a value of the outcome is that of too few of its "
+            "rows",
+            f"{said}; fewer than limits.min_count = {site.limits.min_count} are not shown, and "
+            "rows are not chosen by their outcome, which would bias the result. To take part, set "
+            "limits.rare_levels = 'use': these counts can then be read from your sums",
+        )
+    return rest, rare
 
 
 def statistics_of(content: Any) -> Statistics:

@@ -75,18 +75,18 @@ class Limits(_Table):
 
     Attributes:
         min_rows: Least number of usable rows with which the site takes part. Default: 20.
-        min_count: Counts below it are not told: levels of factors, missing values, values of the
-            outcome. Default and least: 5.
-        rare_levels: Rows whose factor level fewer than `min_count` rows of this site have. "use"
-            (default): they are part of the site's sums where another site names the level.
-            "drop": they are left out.
+        min_count: Smallest count of rows that a study of a formula may learn. Default and least: 5.
+        rare_levels: Rows with a level of a factor, a combination of levels, or a gap to be filled
+            that fewer than `min_count` rows of this site have. "drop" (default): they are left out
+            of the study at this site. "use": they are used, the names of their levels leave, and
+            their counts can be computed from the site's sums.
         most_rounds: Most rounds and questions that the site answers for one study. Default: 1000.
         most_bytes: Largest message in either direction, in bytes. Default: 64 MB.
     """
 
     min_rows: int = Field(default=20, ge=1)
     min_count: int = Field(default=SMALLEST_COUNT, ge=SMALLEST_COUNT)
-    rare_levels: Literal["use", "drop"] = "use"
+    rare_levels: Literal["drop", "use"] = "drop"
     most_rounds: int = Field(default=1000, ge=1)
     most_bytes: int = Field(default=64 * _MEGABYTE, ge=1000)
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from covey.config import user_code
 from covey.core import toml_files
-from covey.fitting.description import RULES
 from covey.fitting.expressions import names_of, needs_of
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import ESTIMATES, METHODS
 from covey.fitting.priors import read_prior
+from covey.fitting.uses import RULES
 
 if TYPE_CHECKING:
     from covey.config.checking import Configuration

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from covey.fitting.description import Description, Level, Missing, Moments, uses_of
+from covey.fitting.description import Description, Level, Moments
 from covey.fitting.design import Design, names_in
 from covey.fitting.expressions import is_name, names_of, needs_of
 from covey.fitting.families import family_of
 from covey.fitting.formula import Bar, Formula
+from covey.fitting.uses import Missing, uses_of
 
 _RESERVED = ("Intercept", "sigma", "shape")  # terms of a summary that are no columns
 _MANY = 20  # levels that a factor may have whatever the number of rows

@@ -3,16 +3,16 @@
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from covey.fitting.expressions import Needs, evaluate, is_name, names_of, nearest, needs_of
+from covey.fitting.expressions import evaluate, is_name, names_of, nearest, needs_of
 from covey.fitting.formula import Formula
-from covey.fitting.tables import Column, Table, column
+from covey.fitting.small_counts import summed, told
+from covey.fitting.tables import Column, Table
+from covey.fitting.uses import Missing, Uses, columns_of, group_in, usable, uses_in
 
-Missing: TypeAlias = Literal["drop", "impute", "indicator"]
-RULES = ("drop", "impute", "indicator")
 Level: TypeAlias = str | float | int | bool
 _MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 _FEW_VALUES = 5
@@ -79,7 +79,7 @@ class Description(NamedTuple):
         complete: Rows that a fit uses.
         codes: For each numeric predictor with a number such as 999 or -9 that is far from all
             others, this number and how often it stands there.
-        withheld: Factors with levels that too few rows have to be named.
+        withheld: What the site leaves rows out for, because too few of them have the same value.
         labels: For each group of a bar term that is constant in the table, a digest of its value:
             it tells whether other sites have the same.
     """
@@ -101,47 +101,6 @@ class Description(NamedTuple):
     labels: dict[str, str] = {}  # noqa: RUF012 (never changed)
 
 
-class Uses(NamedTuple):
-    """Columns by what they are used for.
-
-    Attributes:
-        predictors: Columns of terms, which can be imputed.
-        needed: Columns without which a row cannot be used: outcome, offset, weights, groups.
-        factors: Columns that are only used as `C(column)`.
-    """
-
-    predictors: tuple[str, ...]
-    needed: tuple[str, ...]
-    factors: frozenset[str]
-
-    @property
-    def every(self) -> tuple[str, ...]:
-        """All columns in use."""
-        return tuple(dict.fromkeys([*self.predictors, *self.needed]))
-
-
-def uses_of(
-    formula: Formula, needs: Needs, *, weights: str | None, groups: Sequence[str] = ()
-) -> Uses:
-    """Which columns a fit uses, and for what.
-
-    Args:
-        formula: The formula.
-        needs: What its right-hand side needs.
-        weights: The column of prior weights, if any.
-        groups: Columns of groups inside a site.
-    """
-    offsets = [name for one in formula.offsets for name in names_of(one)]
-    outcome = [name for one in formula.outcome.expressions for name in names_of(one)]
-    inner = {name for one in needs.factors.values() for name in names_of(one)}
-    needed = [*outcome, *offsets, *([weights] if weights else []), *groups]
-    return Uses(
-        tuple(name for name in needs.columns if name not in offsets),
-        tuple(dict.fromkeys(needed)),
-        frozenset(inner - {*needs.alone, *needs.inside, *needed}),
-    )
-
-
 def describe(
     table: Table,
     formula: Formula,
@@ -150,13 +109,13 @@ def describe(
     weights: str | None = None,
     client: str | None = None,
     least: int = 0,
+    apart: int = 0,
 ) -> Description:
     """What a site says about its table.
 
-    With `least`, smaller counts are not told: levels and values of the outcome that fewer rows have
-    are not named, fewer missing cells or dropped rows count as none, and moments of fewer values
-    are left out. Where levels are not named, the number of rows is rounded down to a multiple of
-    `least`, so that it does not tell how many rows have them.
+    With `least`, counts of missing cells and of dropped rows are rounded down to multiples of it.
+    Every level is named and every row counted: a site that keeps small counts to itself leaves
+    rows out first, see `counted`.
 
     Args:
         table: The site's table.
@@ -166,6 +125,8 @@ def describe(
         weights: The column of prior weights, if any.
         client: The name of the site's group in the formula, where it is known.
         least: Smallest count that may be told. Default: 0, all are.
+        apart: Fewest rows by which two sums may differ, see `small_counts.summed`. Default: 0, all
+            known values are summed.
 
     Returns:
         The description.
@@ -179,9 +140,8 @@ def describe(
         ({'sex': (('f', 0),)}, 1, 1, ['yes'])
     """
     needs = needs_of(formula)
-    groups = {bar.group: _group(table, bar.group, client) for bar in formula.bars}
-    inner = [name for name, found in groups.items() if found == "varies"]
-    uses = uses_of(formula, needs, weights=weights, groups=inner)
+    groups = {bar.group: group_in(table, bar.group, client) for bar in formula.bars}
+    uses = uses_in(table, formula, weights=weights, client=client)
     known = {name: nearest(name, list(table.frame.columns)) for name in uses.every}
     absent = {name: hint for name, hint in known.items() if name not in table.frame}
     columns = columns_of(table, uses)
@@ -193,40 +153,41 @@ def describe(
         for name, inner in factors.items()
         if not set(names_of(name if inner is None else inner)) - set(columns)
     }
-    levels = {name: _levels(found, least, counted=fills) for name, found in counts.items()}
-    withheld = tuple(name for name, found in counts.items() if len(levels[name]) < len(found))
-    scaled = {name: inner for name, inner in needs.scaled.items() if _all_numbers(inner, columns)}
-    moments = {name: Moments.of(numbers_of(inner, columns)) for name, inner in scaled.items()}
+    levels = {name: _levels(found, counted=fills) for name, found in counts.items()}
+    values = {
+        name: numbers_of(inner, columns)
+        for name, inner in needs.scaled.items()
+        if are_numbers(inner, columns)
+    }
     if fills:
-        moments |= {
-            name: Moments.of(columns[name].values)
+        values |= {
+            name: columns[name].values
             for name in uses.predictors
             if name in columns and columns[name].kind == "number"
         }
     size = len(table.frame)
     complete = int(used.sum()) if columns else size
-    dropped = _told(size - complete, least)
-    if withheld:
-        complete -= complete % least
+    dropped = told(size - complete, least)
     return Description(
         site=table.name,
         place=table.place,
         rows=complete + dropped,
         absent=absent,
         kinds={name: one.kind for name, one in columns.items()},
-        missing={name: _told(int(one.missing.sum()), least) for name, one in columns.items()},
+        missing={name: told(int(one.missing.sum()), least) for name, one in columns.items()},
         levels=levels,
         categories={
             name: _named(one.categories, [level for level, _ in levels.get(name, ())], least)
             for name, one in columns.items()
             if one.categories is not None
         },
-        moments={name: one for name, one in moments.items() if one.count >= least},
+        moments={
+            name: one for name, one in _moments(values, used, apart).items() if one.count >= least
+        },
         outcome={} if absent else _outcome(formula, columns, used, least),
         groups=groups,
         complete=complete,
         codes=_codes(columns, uses, least),
-        withheld=withheld,
         labels={
             name: hashlib.sha256(str(table.frame[name].iloc[0]).encode()).hexdigest()[:16]
             for name, found in groups.items()
@@ -235,8 +196,13 @@ def describe(
     )
 
 
-def _told(count: int, least: int) -> int:
-    return count if count >= least else 0
+def _moments(values: dict[str, np.ndarray], used: np.ndarray, apart: int) -> dict[str, Moments]:
+    found, before = {}, []
+    for name, one in values.items():
+        rows = summed(~np.isnan(one), used, before, apart)
+        found[name] = Moments.of(one[rows])
+        before.append(rows)
+    return found
 
 
 def _named(order: Sequence[str], named: Sequence[Any], least: int) -> tuple[str, ...]:
@@ -260,36 +226,8 @@ def _codes(columns: dict[str, Column], uses: Uses, least: int) -> dict[str, tupl
                 continue
             low, high, times = others.min(), others.max(), len(values) - len(others)
             if times >= least and not low - (high - low) <= code <= high + (high - low):
-                found[name] = float(code), times
+                found[name] = float(code), told(times, least)
     return found
-
-
-def columns_of(table: Table, uses: Uses) -> dict[str, Column]:
-    """The columns in use that the table has.
-
-    Args:
-        table: The site's table.
-        uses: Which columns are used.
-    """
-    return {
-        name: column(table, name, is_factor=name in uses.factors)
-        for name in uses.every
-        if name in table.frame
-    }
-
-
-def usable(columns: dict[str, Column], uses: Uses, missing: Missing) -> np.ndarray:
-    """Which rows a fit uses.
-
-    Args:
-        columns: The columns in use.
-        uses: What they are used for.
-        missing: What happens to missing values.
-    """
-    names = uses.every if missing == "drop" else uses.needed
-    found = [columns[name].missing for name in names if name in columns]
-    size = len(next(iter(columns.values())).values) if columns else 0
-    return ~np.any(found, axis=0) if found else np.ones(size, bool)
 
 
 def numbers_of(expression: str, columns: dict[str, Column]) -> np.ndarray:
@@ -308,15 +246,14 @@ def numbers_of(expression: str, columns: dict[str, Column]) -> np.ndarray:
     return np.asarray(evaluate(expression, values), float)
 
 
-def _all_numbers(expression: str, columns: dict[str, Column]) -> bool:
+def are_numbers(expression: str, columns: dict[str, Column]) -> bool:
+    """Whether an expression is of columns of numbers alone.
+
+    Args:
+        expression: The expression.
+        columns: The columns.
+    """
     return all(name in columns and columns[name].kind != "text" for name in names_of(expression))
-
-
-def _group(table: Table, name: str, client: str | None) -> str:
-    if name == client or name not in table.frame:
-        return "absent"
-    values = {str(value) for value in table.frame[name]}
-    return "varies" if len(values) > 1 else "constant"
 
 
 def _counts(expression: str, columns: dict[str, Column], used: np.ndarray) -> Counter[Level]:
@@ -326,8 +263,8 @@ def _counts(expression: str, columns: dict[str, Column], used: np.ndarray) -> Co
     )
 
 
-def _levels(counts: Counter[Level], least: int, *, counted: bool) -> tuple[tuple[Level, int], ...]:
-    ordered: list[Any] = sorted(level for level, count in counts.items() if count >= least)
+def _levels(counts: Counter[Level], *, counted: bool) -> tuple[tuple[Level, int], ...]:
+    ordered: list[Any] = sorted(counts)
     return tuple((level, counts[level] if counted else 0) for level in ordered)
 
 
@@ -373,15 +310,15 @@ def _outcome(
     if formula.outcome.kind != "plain":
         return {"kind": "counts", "values": None, "whole": True, "categories": None}
     expression = formula.outcome.expressions[0]
-    if not is_name(expression) and not _all_numbers(expression, columns):
+    if not is_name(expression) and not are_numbers(expression, columns):
         return {"kind": "text", "values": None, "whole": False, "categories": None}
     found = outcome_column(formula, columns)
     values = found.values[used]
     values = values[~found.missing[used]]
     counts = Counter(values.tolist())
-    distinct = sorted(value for value, count in counts.items() if count >= least)
-    if least:
-        distinct = distinct[:_MOST_VALUES]
+    distinct = sorted(counts)
+    if least and len(distinct) > 2:  # no two values: an error of the study, which names a few
+        distinct = [one for one in distinct if counts[one] >= least][:_MOST_VALUES]
     numeric = found.kind != "text"
     order = found.categories
     return {

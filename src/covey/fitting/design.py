@@ -9,21 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from covey.fitting.description import (
-    Level,
-    Missing,
-    Uses,
-    columns_of,
-    level_values,
-    numbers_of,
-    outcome_column,
-    usable,
-    uses_of,
-)
+from covey.fitting.description import Level, level_values, numbers_of, outcome_column
 from covey.fitting.encoding import encoded
 from covey.fitting.expressions import Needs, is_name, names_of, needs_of, spline_middles
 from covey.fitting.formula import Formula, parse
 from covey.fitting.tables import Column, Table, labels_in
+from covey.fitting.uses import Missing, Uses, columns_of, usable, uses_of
 
 OFFSET, WEIGHTS, TOTALS, GROUPS = "(offset)", "(weights)", "(totals)", "(groups)"
 

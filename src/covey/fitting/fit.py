@@ -14,7 +14,7 @@ from covey.data.federated import FederatedData
 from covey.fitting.cautions import collected, warn_of, warn_of_priors, warn_of_rows
 from covey.fitting.checks import check_sums
 from covey.fitting.combination import combine
-from covey.fitting.description import RULES, Description, Missing, describe
+from covey.fitting.description import Description, describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import Estimate, check_method, found_by, method_of
@@ -22,6 +22,7 @@ from covey.fitting.priors import LogPrior, Statistics, chosen_priors, printed
 from covey.fitting.tables import Place, Table, read_tables
 from covey.fitting.tables_again import outcome_name
 from covey.fitting.terms import Terms
+from covey.fitting.uses import RULES, Missing
 
 if TYPE_CHECKING:
     from covey.fitting.result import Fit

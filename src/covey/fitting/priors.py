@@ -15,7 +15,7 @@ import numpy as np
 
 from covey.core import toml_files
 from covey.fitting.description import Moments
-from covey.fitting.design import OFFSET, Design, Rows
+from covey.fitting.design import GROUPS, OFFSET, Design, Rows
 from covey.fitting.expressions import nearest
 from covey.fitting.families import LINKS
 from covey.fitting.terms import Terms
@@ -110,6 +110,7 @@ class Statistics(NamedTuple):
             rows: The site's rows.
         """
         by_name = dict(zip(design.features, rows.x.T, strict=True))
+        by_name.pop(GROUPS, None)  # nobody needs sums of labels, and they tell sizes of groups
         return cls(
             {name: Moments.of(values) for name, values in by_name.items()},
             {name: bool(np.isin(values, (0, 1)).all()) for name, values in by_name.items()},
