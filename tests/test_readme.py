@@ -67,3 +67,16 @@ def test_the_commands_exist():
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
     for name in re.findall(r"experiments/\w+\.toml", README):
         assert (Path(__file__).parents[1] / name).exists()
+
+
+def test_the_counts_of_experiments_are_those_of_the_results():
+    results = (Path(__file__).parents[1] / "docs" / "RESULTS.md").read_text("utf-8")
+    scales = re.findall(
+        r"^\| \[[\w-]+\]\(#[\w-]+\) \| (\w+) \|.*\| (.*) \|$", results, re.MULTILINE
+    )
+    lost = sum("lost" in claims for _, claims in scales)
+    quick = sum(scale == "quick" for scale, _ in scales)
+    text = " ".join(README.split())
+    assert text.count("Thirty-eight experiments") == (len(scales) == 38)
+    assert f"hold in {len(scales) - lost} of them, and some claim does not in {lost}." in text
+    assert f"{quick} were run at the quick scale only" in text

@@ -146,8 +146,8 @@ def whole(rows: PyTree) -> Shard:
 
 
 def bucket_size(rows: int) -> int:
-    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, each a program of its own,
-    and little room to spare.
+    """The next of 1, 16, 32, 64, 96, 128, 192, ...: few distinct shapes, as each needs its own
+    program, and little room to spare.
 
     One row is a client's summary of its rows, and fifteen empty ones beside it would cost as much
     each.

@@ -17,7 +17,7 @@ def shared(build: Callable[..., Any], *parts: Any) -> Any:
 
     Functions are equal where they are the same object: runs share programs when they are given the
     same method, or methods that factories made of equal settings and remember. Parts that cannot be
-    compared make a program of their own.
+    compared make their own program.
 
     Args:
         build: (parts) -> a compiled function. It must not hold on to data.
