@@ -44,7 +44,9 @@ __all__ = [
 
 
 class Parts(NamedTuple):
-    """What a configuration describes; `unseen` are the clients held out, if any."""
+    """What a configuration describes, by the names of `covey.run`; `unseen` are the clients held
+    out, if any.
+    """
 
     method: Algorithm
     data: FederatedData
@@ -146,14 +148,7 @@ def execute(
 ) -> Run:
     """Run it, or resume the run in `out`; without `out` nothing is written."""
     return run(
-        parts.method,
-        parts.data,
-        unseen=parts.unseen,
-        cohort=parts.cohort,
-        channel=parts.channel,
-        faults=parts.faults,
-        topology=parts.topology,
-        privacy=parts.privacy,
+        **parts._asdict(),
         out=out,
         resume=resume,
         progress=progress,

@@ -14,7 +14,7 @@ from covey.data.federated import FederatedData, Split
 from covey.engines.evaluation import Evaluator
 from covey.engines.record import Line, as_lines
 from covey.engines.round import BLOCK
-from covey.engines.rows import DeviceRows, HostRows, rows_of
+from covey.engines.rows import DeviceRows, HostRows, need_rows, rows_of
 from covey.engines.setup import Setup
 
 # An engine's state, with .round and .server; only the engine that made it advances it.
@@ -171,9 +171,10 @@ class Vectorised:
         data.
         """
         rows, seen = self._known(state, data)
+        need_rows(rows.data, split)
         take = self._taker(state)
         sent = self._down(state) if down is None else down
-        return self.evaluator.over(draws).evaluate(rows, state.round, sent, take, seen, split)
+        return self.evaluator.over(draws).measures(rows, state.round, sent, take, seen, split)
 
     def predict(
         self,

@@ -27,7 +27,7 @@ from covey.core.shard import Shard
 from covey.data.federated import Split
 from covey.engines.programs import measuring_part
 from covey.engines.round import bucket_size, each
-from covey.engines.rows import DeviceRows, HostRows, need_rows, shard_of
+from covey.engines.rows import DeviceRows, HostRows, shard_of
 from covey.engines.sharing import shared
 
 
@@ -55,19 +55,6 @@ class Evaluator:
             self._over[draws] = Evaluator(averaged, self.root, self.chunk)
         return self._over[draws]
 
-    def evaluate(
-        self,
-        rows: DeviceRows | HostRows,
-        t: int,
-        down: Message,
-        take: Callable[[np.ndarray], Node],
-        seen: np.ndarray,
-        split: Split,
-    ) -> dict[str, Metric]:
-        """Metrics on one split of every client's rows, stacked in the order of the data."""
-        need_rows(rows.data, split)
-        return self.measures(rows, t, down, take, seen, split)
-
     def measures(
         self,
         rows: DeviceRows | HostRows,
@@ -77,7 +64,9 @@ class Evaluator:
         seen: np.ndarray,
         split: Split,
     ) -> dict[str, Metric]:
-        """As `evaluate`, also where no client has rows of the split: counts are then zero."""
+        """Metrics on one split of every client's rows, stacked in the order of the data; counts are
+        zero where no client has rows of the split.
+        """
         everyone = np.arange(rows.data.clients)
         chunks = self._chunks(rows, t, down, take, seen, split, everyone, self.chunk)
         return _in_order(
