@@ -476,7 +476,7 @@ def test_what_is_no_observation_is_left_out_and_named(family, wrong):
     assert [line["diverged"] for line in lines] == [len(wrong)] * 2
     method = engine.setup.algorithm
     down = method.broadcast(engine.start().server)
-    assert "1 of its rows are no observations of a 12 x 9 matrix" in method.hooks.diagnose(
+    assert "1 of its rows are not observations of a 12 x 9 matrix" in method.hooks.diagnose(
         down, data.shard(1, "train")
     )
     assert "memory_rate=" in method.hooks.diagnose(down, data.shard(0, "train"))

@@ -217,7 +217,9 @@ def test_a_given_split(tmp_path):
     assert (apart.bounds.tolist(), apart.features) == (data.bounds.tolist(), ("age",))
     assert apart.rows.x.tolist() == data.rows.x.tolist()
     path.write_text(path.read_text() + "a,6,0,Test\n")
-    message = r"all\.csv, line 7, column 'use': 'Test' is no split; write train, validation or test"
+    message = (
+        r"all\.csv, line 7, column 'use': 'Test' is not a split; write train, validation or test"
+    )
     with pytest.raises(ValueError, match=message):
         FederatedData.from_table(path, client="site", **options)
     with pytest.raises(ValueError, match="has no column 'used'"):
@@ -232,7 +234,7 @@ def test_given_splits_of_arrays():
     data = FederatedData.from_clients(clients, splits=splits)
     assert data.bounds.tolist() == [[0, 1, 1, 2], [2, 2, 3, 3], [3, 3, 3, 3]]
     assert data.rows.x[:, 0].tolist() == [2, 1, 3]
-    message = r"client 'a', row 1 \(from 0\): 'dev' is no split"
+    message = r"client 'a', row 1 \(from 0\): 'dev' is not a split"
     with pytest.raises(ValueError, match=message):
         FederatedData.from_clients(clients, splits={**splits, "a": ["test", "dev"]})
     with pytest.raises(ValueError, match="splits must have the same clients as the data; see 'c'"):

@@ -171,8 +171,8 @@ def test_rows_are_checked_in_blocks_and_found_in_the_right_client(monkeypatch):
         (np.zeros((2, 2)), ["a"], "1 names were given for 2 columns of x"),
         (np.zeros((2, 2)), ["a", "a"], "two columns have the name 'a'"),
         (np.zeros((2, 2)), "ab", "a list of names, got 'ab'"),
-        (np.zeros((2, 2, 1)), ["a", "b"], "no list of numbers; leave it out"),
-        (np.zeros(2), ["a"], "no list of numbers; leave it out"),
+        (np.zeros((2, 2, 1)), ["a", "b"], "not a list of numbers; leave it out"),
+        (np.zeros(2), ["a"], "not a list of numbers; leave it out"),
     ],
 )
 def test_names_of_columns_are_checked(x, features, told):

@@ -215,7 +215,7 @@ def test_what_a_fit_says_of_cells():
     seen[tuple(x.T)] = True
     np.testing.assert_array_equal(kept[~seen], mean[~seen])
     assert 0 < (~seen).sum() < seen.size
-    with pytest.raises(ValueError, match=r"\(40, 0\) is no cell of a matrix of 40 x 16"):
+    with pytest.raises(ValueError, match=r"\(40, 0\) is not a cell of a matrix of 40 x 16"):
         imputer.predict(np.array([[0, 0], [40, 0]]))
 
 

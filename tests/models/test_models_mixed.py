@@ -263,7 +263,7 @@ def test_intercepts_can_be_left_out(intercept, random_intercept):
 
 
 def test_a_column_without_a_weight_needs_a_random_slope():
-    with pytest.raises(ValueError, match="random_only has 'age', which is none of the slopes"):
+    with pytest.raises(ValueError, match="random_only has 'age', which is not one of the slopes"):
         models.mixed_poisson(slopes=("dose",), random_only=("age",))
 
 

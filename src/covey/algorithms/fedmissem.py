@@ -298,14 +298,14 @@ def _with_completions(
 
 
 def _why_diverged(model: MatrixModel, down: Down, data: Shard) -> str:
-    """Rows that are no observations, where there are any."""
+    """Rows that are not observations, where there are any."""
     batch = all_rows(data)
     good = is_cell(model.shape, batch.rows.x) & model.family.is_value(batch.rows.y)
     wrong = int(jnp.sum(batch.mask & ~good))
     if not wrong:
         return why_diverged("fedmissem", down.memory_rate)
     return (
-        f"{wrong} of its rows are no observations of a {model.shape[0]} x {model.shape[1]} matrix: "
-        f"x must be (row, column), counted from 0, and a {model.family.name} value is "
+        f"{wrong} of its rows are not observations of a {model.shape[0]} x {model.shape[1]} "
+        f"matrix: x must be (row, column), counted from 0, and a {model.family.name} value is "
         f"{model.family.values}"
     )

@@ -214,7 +214,7 @@ def open_envelope(message: bytes, *, most: int = MOST_BYTES) -> tuple[Envelope, 
         The envelope and the body.
 
     Raises:
-        WireError: The bytes are no message, were cut short or changed, or are too many.
+        WireError: The bytes are not a message, were cut short or changed, or are too many.
     """
     if len(message) > most:
         raise WireError(f"a message of {len(message)} bytes is over the cap of {most}")
@@ -233,7 +233,7 @@ def open_envelope(message: bytes, *, most: int = MOST_BYTES) -> tuple[Envelope, 
         envelope = Envelope(Kind(kind), "", "", 0, 0, "", "", answers=answers)
         return envelope, bytes(view[_ANSWER.size : -_WORD.size])
     if len(message) < _HEAD.size + _WORD.size or view[: len(_MAGIC)] != _MAGIC:
-        raise WireError("the bytes are no message of this version of the protocol")
+        raise WireError("the bytes are not a message of this version of the protocol")
     lengths = _HEAD.unpack_from(view)[-4:]
     names = sum(lengths[:3])
     start = _HEAD.size + names + -names % _NAMES
@@ -269,7 +269,7 @@ def unpack_text(body: bytes) -> Any:
     """The JSON value of some bytes.
 
     Raises:
-        WireError: The bytes are no JSON, or too many.
+        WireError: The bytes are not JSON, or too many.
     """
     if len(body) > MOST_TEXT:
         raise WireError(f"a text of {len(body)} bytes is over the cap of {MOST_TEXT}")

@@ -125,7 +125,7 @@ def check_columns(names: Sequence[str], rows: PyTree) -> None:
         raise ValueError(f"features must be a list of names, got {names!r}")
     if not isinstance(rows, Rows) or not isinstance(rows.x, np.ndarray) or rows.x.ndim != 2:
         raise ValueError(
-            "features names the columns of x, but a row of these data is no list of numbers;"
+            "features names the columns of x, but a row of these data is not a list of numbers;"
             " leave it out"
         )
     if len(names) != rows.x.shape[1]:

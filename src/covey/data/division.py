@@ -64,7 +64,7 @@ def split_codes(
     wrong = np.flatnonzero(codes < 0)
     if wrong.size:
         raise ValueError(
-            f"{row_text(int(wrong[0]))}: {str(text[wrong[0]])!r} is no split; write"
+            f"{row_text(int(wrong[0]))}: {str(text[wrong[0]])!r} is not a split; write"
             f" {', '.join(SPLITS[:-1])} or {SPLITS[-1]}"
         )
     return codes

@@ -155,7 +155,7 @@ def spec_from(value: Any, site: str) -> Spec:
         site: Name of the site, for errors.
 
     Raises:
-        ValueError: It is no specification.
+        ValueError: It is not a specification.
     """
     try:
         rows = {
@@ -214,7 +214,7 @@ def _counts(value: Any, site: str) -> list[int]:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
-        raise ValueError(f"{value!r:.50} is no count")
+        raise ValueError(f"{value!r:.50} is not a count")
     return value
 
 
@@ -224,7 +224,7 @@ def _maybe(value: Any) -> int | None:
 
 def _dtype(value: Any) -> np.dtype:
     if value not in DTYPES:
-        raise ValueError(f"{value!r:.50} is no type of arrays")
+        raise ValueError(f"{value!r:.50} is not a type of arrays")
     return np.dtype(value)
 
 

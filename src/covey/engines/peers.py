@@ -265,7 +265,7 @@ class Peers(Vectorised):
 
 
 def _check(algorithm: Algorithm, topology: object) -> None:
-    """An error for a method that needs a server, and for what is no topology."""
+    """An error for a method that needs a server, and for a wrong type of topology."""
     if not isinstance(topology, Topology):
         raise TypeError(
             "a topology from covey.topology is needed, e.g. covey.topology.ring(), got "

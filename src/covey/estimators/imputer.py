@@ -181,7 +181,7 @@ class FederatedImputer:
         outside = ~np.asarray(is_cell(fitted.model.shape, np.asarray(x)))
         if outside.any():
             raise ValueError(
-                f"{_cell(np.asarray(x)[outside][0])} is no cell of a matrix of "
+                f"{_cell(np.asarray(x)[outside][0])} is not a cell of a matrix of "
                 f"{_size(fitted.model.shape)}"
             )
         mean = np.asarray(fitted.model.predictive(fitted.factors, jnp.asarray(x)).mean)

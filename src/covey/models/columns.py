@@ -149,7 +149,7 @@ class Roles(NamedTuple):
         without = [column for column in self.random_only if taken.get(column) != "slopes"]
         if without and self.slopes != "all":
             raise ValueError(
-                f"{name}: random_only has {without[0]!r}, which is none of the slopes "
+                f"{name}: random_only has {without[0]!r}, which is not one of the slopes "
                 f"{self.slopes}; name it there too"
             )
 

@@ -123,7 +123,7 @@ def theta_of_cells(m: Matrix, factors: Factors, x: Real[Array, "rows 2"]) -> Flo
 
 
 class _Seen(NamedTuple):
-    """Of each observation in a batch: its cell, whether it is none, theta and the value."""
+    """Of each observation in a batch: its cell, whether it is impossible, theta and the value."""
 
     row: Int[Array, " rows"]
     column: Int[Array, " rows"]
@@ -153,7 +153,7 @@ def sums(m: Matrix, factors: Factors, part: LineBlock, lines: int, batch: Batch)
     seen = _seen(m, factors, batch)
     line = jnp.where(part.side == ROWS, seen.row, seen.column) - part.first
     line = jnp.where((line >= 0) & (line < lines), line, lines)
-    # What is no observation has to show, also where its line is outside: it is put into line 0.
+    # A wrong observation has to show, also where its line is outside: it is put into line 0.
     line = jnp.where(seen.wrong, 0, line)
     other = _design(
         m, jnp.where(part.side == ROWS, factors.columns[seen.column], factors.rows[seen.row])

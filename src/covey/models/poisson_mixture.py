@@ -54,7 +54,7 @@ def poisson_mixture(
         lambda_l = (s_2l + ridge m) / s_1l,
 
     the exact minimum with the penalty R = -ridge sum log lambda, which keeps every rate above zero
-    where nothing was counted. A feature that is no count, negative or not whole, gives NaN, so
+    where nothing was counted. A feature that is not a count, negative or not whole, gives NaN, so
     that its client is left out of the round and named.
 
     Args:

@@ -120,7 +120,7 @@ class Regression(NamedTuple):
     def predictive(self, params: Parameters, x: Shaped[Array, " rows *features"]) -> Predictive:
         """The distribution of the outcomes of some rows."""
         found = self.outcomes(params, self.predictor(params, x), x)
-        if isinstance(found, Normal):  # a weight that is none makes the noise unknown
+        if isinstance(found, Normal):  # an impossible weight makes the noise unknown
             known = self.usable(params, x)
             return found._replace(scale=jnp.where(known, found.scale, jnp.nan))
         return found
@@ -241,7 +241,7 @@ class Regression(NamedTuple):
                 )
 
     def _weights(self, params: Parameters, x: Array) -> Float[Array, " rows"] | None:
-        """Prior weights, with 1 in place of those that are none: derivatives then stay finite where
+        """Prior weights, with 1 in place of impossible ones: derivatives then stay finite where
         a mask hides the row.
         """
         found = params.columns.values("weights", x) if isinstance(params, Coefficients) else None
@@ -268,7 +268,7 @@ _IMPOSSIBLE: dict[str, tuple[Callable[[np.ndarray, np.ndarray], np.ndarray], str
 
 
 def _no_count(y: np.ndarray) -> np.ndarray:
-    """Which outcomes are no counts; missing ones are told elsewhere."""
+    """Which outcomes are not counts; missing ones are reported elsewhere."""
     return (y < 0) | (np.isfinite(y) & (y != np.floor(y)))
 
 

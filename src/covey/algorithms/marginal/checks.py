@@ -106,8 +106,8 @@ def check_fit(settings: Settings, phi: PyTree, effects: Array, spec: Spec) -> No
     rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((1, *s.shape), s.dtype), spec.rows)
     if settings.estimate == "reml" and not is_linear_gaussian(model, phi, count, rows):
         raise ValueError(
-            f"marginal: REML is for linear models with Gaussian noise, and {model.name} is none; "
-            "use estimate='ml'"
+            f"marginal: REML is for linear models with Gaussian noise, and {model.name} is not "
+            "one; use estimate='ml'"
         )
     if count and spec.clients is not None and spec.clients <= entries:
         warnings.warn(
