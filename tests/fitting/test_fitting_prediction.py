@@ -7,8 +7,14 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from covey.fitting.design import Design
-from covey.fitting.prediction import Draws, effects_of_a_new_site, predicted, sites_of
+from covey.fitting.design import Design, Rows
+from covey.fitting.prediction import (
+    Draws,
+    effects_of_a_new_site,
+    predicted,
+    sites_of,
+    warn_of_far_rows,
+)
 from covey.fitting.tables import Table
 from covey.fitting.terms import Terms
 
@@ -113,3 +119,15 @@ def test_rows_of_another_site_than_the_user_names_are_told():
     np.testing.assert_array_equal(of["a"], kept)
     agreeing = sites_of(table, "site", np.array([0, 2, 3]), known, "a")
     np.testing.assert_array_equal(agreeing["a"], np.arange(3))
+
+
+def test_new_rows_in_other_units_are_told():
+    design = replace(DESIGN, columns=("x", "late"), scaled={})
+    x = np.array([[1.0, 1.0], [30.0, 0.0]])
+    rows = Rows(np.pad(x, ((0, 0), (0, len(design.features) - 2))), np.zeros(2), np.array([4, 7]))
+    told = r"'x' is 30 in row 7, more than 10 standard deviations .*\(mean 1, sd 2; 1 such row\)"
+    with pytest.warns(UserWarning, match=told) as heard:
+        warn_of_far_rows(design, rows, (1.0, 0.01), {"x": 2.0, "late": 0.01})
+    assert len(heard) == 1  # a rare 1 among 0 is not far
+    near = rows._replace(x=rows.x[:1], kept=rows.kept[:1])
+    warn_of_far_rows(design, near, (1.0, 0.01), {"x": 2.0, "late": 0.01})

@@ -20,7 +20,7 @@ from covey.fitting.combination import combine
 from covey.fitting.description import Description
 from covey.fitting.design import Design
 from covey.fitting.methods import check_method, found_by, method_of
-from covey.fitting.priors import LogPrior, chosen_priors, printed
+from covey.fitting.priors import LogPrior, chosen_priors, printed, spread_of
 from covey.fitting.result import Fit
 from covey.fitting.terms import Terms
 from covey.runs.schedule import RunOptions
@@ -37,6 +37,7 @@ class FitPlan:
         self._design: Design | None = None
         self._described: list[Description] = []
         self._prior: LogPrior | None = None
+        self._spread: dict[str, float] = {}
         self._printed: dict[str, str] = {}
         self._notes: list[str] = []
         self._bytes = 0.0
@@ -69,6 +70,7 @@ class FitPlan:
         self._notes += warn_of_rows(design, self._described, each, {})
         chosen = chosen_priors(design, total, self._fit.get("priors"))
         self._prior = LogPrior.of(design, total, chosen)
+        self._spread = spread_of(design, total)
         has_prior = self._fit["estimate"] == "posterior" and self._fit["method"] != "fedpop"
         self._printed = printed(chosen) if has_prior else {}
         used = {name: int(one["entry"]["rows"]["train"]) for name, one in said.items()}
@@ -107,7 +109,7 @@ class FitPlan:
             notes=tuple(self._notes),
             run=run,
             site_draws_={},
-            stored={"described": self._bytes},
+            stored={"described": self._bytes, "spread": self._spread},
         )
         result.save(folder)
         result.report(folder / "report.html")

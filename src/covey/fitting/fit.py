@@ -18,7 +18,7 @@ from covey.fitting.description import Description, describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import Estimate, check_method, found_by, method_of
-from covey.fitting.priors import LogPrior, Statistics, chosen_priors, printed
+from covey.fitting.priors import LogPrior, Statistics, chosen_priors, printed, spread_of
 from covey.fitting.tables import Place, Table, read_tables
 from covey.fitting.tables_again import outcome_name
 from covey.fitting.terms import Terms
@@ -215,6 +215,7 @@ def fit_tables(
             "described": _size(described),
             "digests": digests,
             "outcomes": {name: one.outcome_digest for name, one in rows.items()},
+            "spread": spread_of(design, statistics),
         }
         | ({} if place is None else {"place": place}),
     )

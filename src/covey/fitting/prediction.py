@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from covey.fitting.design import OFFSET, TOTALS, Design
+from covey.fitting.design import OFFSET, TOTALS, Design, Rows
 from covey.fitting.families import LINKS
 from covey.fitting.tables import Site, Table, sites_in, word
 from covey.fitting.terms import Terms
 
 _BISECTIONS = 40
 _CELLS = 2_000_000  # rows times draws that are computed together
+_FAR = 10.0  # standard deviations from the mean of the fitted rows
 
 
 class Draws(NamedTuple):
@@ -301,6 +302,35 @@ def sites_of(
         )
     of = {name: every[names == name] for name in known} | {None: every[new]}
     return {name: index for name, index in of.items() if len(index)}
+
+
+def warn_of_far_rows(
+    design: Design, rows: Rows, means: Sequence[float], spread: Mapping[str, float]
+) -> None:
+    """Warn of new rows that are nowhere near those of the fit: of other units, say.
+
+    Args:
+        design: The design.
+        rows: The new rows.
+        means: Mean of each column over all sites of the fit.
+        spread: Its standard deviation, where it is known.
+    """
+    by_name = dict(zip(design.features, rows.x.T, strict=True))
+    for name, mean in zip(design.columns, means, strict=True):
+        values, sd = by_name[name], spread.get(name, 0.0)
+        if not sd > 0 or ":" in name or np.isin(values, (0, 1)).all():
+            continue
+        far = np.flatnonzero(np.abs(values - mean) > _FAR * sd)
+        if len(far):
+            center, scale = design.scaled.get(name, (0.0, 1.0))
+            scale = 1.0 if scale is None else scale
+            warnings.warn(
+                f"{design.needs.scaled.get(name, name)!r} is {center + scale * values[far[0]]:.4g} "
+                f"in row {rows.kept[far[0]]}, more than {_FAR:g} standard deviations from the rows "
+                f"of the fit (mean {center + scale * mean:.4g}, sd {scale * sd:.2g}; "
+                f"{len(far)} such row{'s' * (len(far) > 1)}): are its units the same?",
+                stacklevel=3,
+            )
 
 
 def probabilities_of(intervals: Sequence[float]) -> list[float]:

@@ -129,6 +129,16 @@ class Statistics(NamedTuple):
         )
 
 
+def spread_of(design: Design, statistics: Statistics) -> dict[str, float]:
+    """The standard deviation of each column over all sites.
+
+    Args:
+        design: The design.
+        statistics: Sums over sites.
+    """
+    return {name: statistics.columns[name].sd for name in design.columns}
+
+
 def default_priors(design: Design, statistics: Statistics) -> dict[str, Prior]:
     """Weakly informative priors, scaled by standard deviations over all sites.
 

@@ -23,6 +23,7 @@ from covey.fitting.prediction import (
     predicted,
     probabilities_of,
     sites_of,
+    warn_of_far_rows,
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
@@ -268,6 +269,8 @@ class Fit:
                 "missing='impute' to fill them in",
                 stacklevel=2,
             )
+        spread = self.stored.get("spread", {})
+        warn_of_far_rows(self.design, rows, self.prior.means, spread)
         wanted = probabilities_of(intervals)
         means, quantiles = np.zeros(len(rows.x)), np.zeros((len(rows.x), len(wanted)))
         has_effects = bool(Terms.of(self.design).effects or self.design.group)

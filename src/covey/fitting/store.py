@@ -84,6 +84,7 @@ def save(fit: "Fit", folder: Path) -> Path:
         "added_places": fit.stored.get("added_places", {}),
         "digests": fit.stored.get("digests", {}),
         "outcomes": fit.stored.get("outcomes", {}),
+        "spread": fit.stored.get("spread", {}),
         "record": _record(fit),
     }
     text = json.dumps(content, indent=1, default=_plain)
@@ -147,7 +148,7 @@ def load_fit(
     }
     added = {name: sites[name] for name in content["added"]}
     stored: dict[str, Any] = {"traffic": content["traffic"]}
-    for name in ("left_out", "place", "added_places", "digests", "outcomes", "record"):
+    for name in ("left_out", "place", "added_places", "digests", "outcomes", "spread", "record"):
         if content.get(name) is not None:
             stored[name] = content[name]
     prior = LogPrior(
