@@ -313,11 +313,13 @@ def warn_of_far_rows(
         design: The design.
         rows: The new rows.
         means: Mean of each column over all sites of the fit.
-        spread: Its standard deviation, where it is known.
+        spread: Its standard deviation; empty where it is not known.
     """
+    if not spread:
+        return
     by_name = dict(zip(design.features, rows.x.T, strict=True))
     for name, mean in zip(design.columns, means, strict=True):
-        values, sd = by_name[name], spread.get(name, 0.0)
+        values, sd = by_name[name], spread[name]
         if not sd > 0 or ":" in name or np.isin(values, (0, 1)).all():
             continue
         far = np.flatnonzero(np.abs(values - mean) > _FAR * sd)
