@@ -1,14 +1,17 @@
 """Lists, reproductions, and what every command shares."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import plotly.graph_objects as go
 import pytest
 
 from command_line import call
+from covey import cli
 from covey.cli.consoles import show_warning
 from reproductions import EXPERIMENTS
 from reproductions.result import Claim, Experiment, Row
@@ -85,3 +88,21 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "reproduce" in done.stdout
+
+
+def test_an_option_of_several_commands_is_written_once():
+    """Its text is in `options.py`, and no other file says the same again."""
+    texts = {
+        path.name: {
+            ast.literal_eval(keyword.value)
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("Option", "Argument")
+            for keyword in node.keywords
+            if keyword.arg == "help"
+        }
+        for path in Path(cli.__file__).parent.glob("*.py")
+    }
+    said = [text for of_file in texts.values() for text in of_file]
+    assert sorted(said) == sorted(set(said))

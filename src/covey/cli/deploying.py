@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, errors, mistakes_in_one_line
+from covey.cli.options import Estimate, Family, Formula, Missing, Seed, StudyName
 from covey.runs import interrupt
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _FAILED = 1
 _Kit = Annotated[
     Path, typer.Option("--kit", help="The coordinator's kit.", metavar="FOLDER", show_default=True)
 ]
-_Name = Annotated[str, typer.Argument(help="Name of the study.", metavar="STUDY")]
 _Deadline = Annotated[
     float, typer.Option("--deadline", help="Seconds that a round waits for late sites.")
 ]
@@ -139,31 +139,12 @@ def run_command(
 
 
 def fit_command(
-    name: _Name,
-    formula: Annotated[
-        str, typer.Argument(help='E.g. "ill ~ age + sex + (1 | hospital)".', metavar="FORMULA")
-    ],
-    family: Annotated[
-        str | None,
-        typer.Option(
-            "--family",
-            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
-            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
-            "cbind() and p(), else gaussian; name it for counts.",
-        ),
-    ] = None,
-    estimate: Annotated[
-        str,
-        typer.Option(
-            "--estimate",
-            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
-            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
-        ),
-    ] = "posterior",
-    missing: Annotated[
-        str, typer.Option("--missing", help="Rows with missing values: drop, impute or indicator.")
-    ] = "drop",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
+    name: StudyName,
+    formula: Formula,
+    family: Family = None,
+    estimate: Estimate = "posterior",
+    missing: Missing = "drop",
+    seed: Seed = 0,
     kit: _Kit = KITS / "coordinator",
     sites: _Sites = None,
     deadline: _Deadline = DEADLINE,
@@ -180,7 +161,7 @@ def fit_command(
         _start(wanted, kit, sites, quorum=None, deadline=deadline, wait=wait)
 
 
-def resume_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
+def resume_command(name: StudyName, kit: _Kit = KITS / "coordinator") -> None:
     """Resume a study from the server's last checkpoint, or watch it if it is running."""
     with mistakes_in_one_line(), _coordinator(kit) as coordinator:
         from covey.deploy.nvflare import coordinate
@@ -190,7 +171,7 @@ def resume_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
         tell(name, outcome)
 
 
-def stop_command(name: _Name, kit: _Kit = KITS / "coordinator") -> None:
+def stop_command(name: StudyName, kit: _Kit = KITS / "coordinator") -> None:
     """Ask a study to stop after its present message; `resume` continues it."""
     with mistakes_in_one_line(), _coordinator(kit) as coordinator:
         from covey.deploy.nvflare import coordinate

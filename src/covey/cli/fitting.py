@@ -8,6 +8,7 @@ from rich.text import Text
 
 from covey.cli import stopping
 from covey.cli.consoles import code_of, console, mistakes_in_one_line, tell_of_stop
+from covey.cli.options import Estimate, Family, Formula, Missing, Seed
 from covey.core.compiling import compile_quickly
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ Folder = Annotated[Path, typer.Argument(help="The folder of a fit.", metavar="RU
 
 
 def fit_command(
-    formula: Annotated[
-        str, typer.Argument(help='E.g. "ill ~ age + sex + (1 | hospital)".', metavar="FORMULA")
-    ],
+    formula: Formula,
     data: Annotated[
         Path,
         typer.Option(
@@ -31,23 +30,8 @@ def fit_command(
             metavar="PLACE",
         ),
     ],
-    family: Annotated[
-        str | None,
-        typer.Option(
-            "--family",
-            help="Family of the outcome: gaussian, bernoulli, binomial, poisson or "
-            "negative_binomial. Default: bernoulli for an outcome of two values, binomial for "
-            "cbind() and p(), else gaussian; name it for counts.",
-        ),
-    ] = None,
-    estimate: Annotated[
-        str,
-        typer.Option(
-            "--estimate",
-            help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
-            "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
-        ),
-    ] = "posterior",
+    family: Family = None,
+    estimate: Estimate = "posterior",
     method: Annotated[
         str,
         typer.Option(
@@ -61,9 +45,7 @@ def fit_command(
         Path | None,
         typer.Option("--priors", help="A TOML file with priors by term.", metavar="FILE.toml"),
     ] = None,
-    missing: Annotated[
-        str, typer.Option("--missing", help="Rows with missing values: drop, impute or indicator.")
-    ] = "drop",
+    missing: Missing = "drop",
     weights: Annotated[
         str | None, typer.Option("--weights", help="Column of prior weights.", metavar="COLUMN")
     ] = None,
@@ -76,7 +58,7 @@ def fit_command(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder of the fit; runs/OUTCOME by default.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of everything random.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Fit a regression with random effects to one table per site."""
     folder = out or _unused(Path("runs") / _outcome_of(formula))

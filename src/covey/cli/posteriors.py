@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, mistakes_in_one_line
+from covey.cli.options import RunFolder
 
 if TYPE_CHECKING:
     from covey.data.federated import FederatedData
@@ -14,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def posterior_command(
-    directory: Annotated[
-        Path, typer.Argument(help="The run directory of a finished run.", metavar="RUN_DIRECTORY")
-    ],
+    directory: RunFolder,
     clients: Annotated[
         list[str] | None,
         typer.Option(

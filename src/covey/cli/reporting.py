@@ -7,13 +7,12 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, errors, mistakes_in_one_line
+from covey.cli.options import RunFolder
 from covey.runs import interrupt
-
-_Directory = Annotated[Path, typer.Argument(help="The run directory.", metavar="RUN_DIRECTORY")]
 
 
 def report_command(
-    directory: _Directory,
+    directory: RunFolder,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE.html", help="The page; report.html there by default."),
@@ -48,7 +47,7 @@ def report_command(
         console.print(Text(f"the report is {path}"), soft_wrap=True)
 
 
-def watch_command(directory: _Directory) -> None:
+def watch_command(directory: RunFolder) -> None:
     """Follow a run in the terminal: rounds, measures, what is left. Ctrl-C stops only this."""
     with mistakes_in_one_line():
         from covey.report.watching import watch

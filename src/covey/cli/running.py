@@ -15,6 +15,7 @@ from covey.cli.consoles import (
     mistakes_in_one_line,
     tell_of_stop,
 )
+from covey.cli.options import ConfigFile
 
 if TYPE_CHECKING:
     from covey.runs.evaluation import Evaluation
@@ -24,9 +25,7 @@ _NOT_BEGUN = "stopped before the first round; nothing was saved"
 
 
 def run_command(
-    config: Annotated[
-        Path, typer.Argument(help="The configuration, a TOML file.", metavar="CONFIG.toml")
-    ],
+    config: ConfigFile,
     overrides: Annotated[
         list[str] | None,
         typer.Option(

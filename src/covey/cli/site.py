@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from covey.cli.consoles import console, mistakes_in_one_line
+from covey.cli.options import StudyName
 
 SiteOption = Annotated[
     Path, typer.Option("--site", help="The site's own file.", metavar="SITE.toml")
@@ -66,7 +67,7 @@ def approve_command(
 
 
 def withdraw_command(
-    study: Annotated[str, typer.Argument(help="Name of the study.", metavar="STUDY")],
+    study: StudyName,
     site: SiteOption = HERE,
 ) -> None:
     """Take back the approval of a study: nothing more leaves for it, even if it is running."""

@@ -15,6 +15,7 @@ from covey.cli.consoles import (
     mistakes_in_one_line,
     tell_of_stop,
 )
+from covey.cli.options import ConfigFile
 
 if TYPE_CHECKING:
     from covey.sweeps.results import Choice
@@ -23,9 +24,7 @@ _STOPPED = "stopped; the same command resumes it"
 
 
 def sweep_command(
-    study: Annotated[
-        Path, typer.Argument(help="The configuration, a TOML file.", metavar="STUDY.toml")
-    ],
+    config: ConfigFile,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +62,8 @@ def sweep_command(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the sweep; runs/STUDY-sweep by default.")
+        Path | None,
+        typer.Option("--out", help="Folder of the sweep; runs/CONFIG-sweep by default."),
     ] = None,
 ) -> None:
     """Run a study for a grid of settings and seeds, and choose by validation rows.
@@ -73,10 +73,10 @@ def sweep_command(
     with mistakes_in_one_line(), stopping.says(lambda: _STOPPED):
         from covey.sweeps.sweep import FIGURE, TABLE, sweep
 
-        folder = out or Path("runs") / f"{study.stem}-sweep"
+        folder = out or Path("runs") / f"{config.stem}-sweep"
         try:
             found = sweep(
-                study,
+                config,
                 settings or [],
                 out=folder,
                 seeds=seeds,
@@ -88,13 +88,13 @@ def sweep_command(
         except KeyboardInterrupt as interrupt:
             tell_of_stop(_STOPPED)
             raise typer.Exit(code_of(interrupt)) from None
-        _print_choice(found, study)
+        _print_choice(found, config)
         console.print(
             Text(f"written to {folder / TABLE}; look at {folder / FIGURE}"), soft_wrap=True
         )
 
 
-def _print_choice(found: "Choice", study: Path) -> None:
+def _print_choice(found: "Choice", config: Path) -> None:
     marks = ["*" if chosen else "" for chosen in found.table["chosen"]]
     shown = found.table.assign(chosen=marks)
     text = shown.to_string(index=False, float_format="{:.4g}".format, na_rep="")
@@ -105,5 +105,5 @@ def _print_choice(found: "Choice", study: Path) -> None:
             soft_wrap=True,
         )
     options = [word for key, value in found.settings for word in ("--set", f"{key}={value}")]
-    command = shlex.join(["covey", "run", str(study), *options])
+    command = shlex.join(["covey", "run", str(config), *options])
     console.print(Text(f"best {found.by}: {command}"), soft_wrap=True)
