@@ -277,6 +277,9 @@ def test_metrics_are_shown_to_nobody_unless_the_owner_says_so(tmp_path):
     assert seen.notna().to_dict() == {"basel": False, "bern": True, "chur": False}
     assert any("keeps its metrics" in text for text in between.refusals("basel"))
     assert not between.refusals("bern")
+    for name, answers in {"basel": 1, "bern": 2}.items():  # an evaluation is an answer
+        site = read(between.paths[name])
+        assert SiteLedger(site.site.state, site.privacy).rounds("a") == answers
 
 
 class DiesError(Exception):
@@ -361,8 +364,8 @@ def test_more_rounds_than_the_owner_allows(tmp_path):
     with pytest.raises(StudyRefusedError, match=r"bern: 5 rounds were asked for, .* at most 4"):
         between.conduct("other")
     between.study = of_formula("c", FORMULA, estimate="ml")
-    with pytest.warns(UserWarning, match="bern"), pytest.raises(NoQuorumError, match="at most 4"):
-        between.conduct("third")  # it does not say how many before
+    with pytest.raises(StudyRefusedError, match="bern: up to 100 rounds and 0 questions"):
+        between.conduct("third")  # before the first round, not in the middle
 
 
 FALD = {

@@ -195,6 +195,18 @@ RUN = {
         ({}, of_formula("a", "age ~ dose"), "formula", "as an outcome"),
         ({}, of_formula("a", "gain ~ ill"), "formula", "'ill'"),
         ({"limits": {"most_rounds": 29}}, of_tables("a", RUN), "rounds", "at most 29"),
+        (
+            {"limits": {"most_rounds": 33}, "metrics": {"shown_to": "server"}},
+            of_tables("a", {**RUN, "run": {**RUN["run"], "evaluate_every": 8}}),
+            "rounds",
+            "30 rounds and 4 evaluations",
+        ),
+        (
+            {"limits": {"most_rounds": 104}},
+            of_formula("a", FORMULA),
+            "rounds",
+            "up to 100 rounds and 5 questions",
+        ),
     ],
 )
 def test_what_the_owner_does_not_allow_is_refused_before_a_row_is_read(
@@ -265,6 +277,24 @@ def test_approvals_and_ledger_are_their_owners_alone(tmp_path):
     SiteLedger(tmp_path, Privacy(budget="none")).charge("heart", None)
     for name in ("approvals.json", "ledger.json"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("changes", "study"),
+    [
+        ({"limits": {"most_rounds": 100}}, of_formula("a", FORMULA, estimate="ml")),
+        (
+            {"limits": {"most_rounds": 30}},  # evaluations are refused, and cost nothing
+            of_tables("a", {**RUN, "run": {**RUN["run"], "evaluate_every": 8}}),
+        ),
+        (
+            {"limits": {"most_rounds": 34}, "metrics": {"shown_to": "server"}},
+            of_tables("a", {**RUN, "run": {**RUN["run"], "evaluate_every": 8}}),
+        ),
+    ],
+)
+def test_a_study_within_the_limit_is_not_refused(tmp_path, changes, study):
+    check_study(site_of(tmp_path, **changes), study)
 
 
 def test_columns_that_are_not_opened_are_not_there(tmp_path):

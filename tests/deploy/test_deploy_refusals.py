@@ -69,7 +69,6 @@ REFUSALS = [
     ({"studies": {"approve": "ask"}}, "approval", "waits for the approval"),
     ({"data": {"columns": ["age", "dose"]}}, "formula", "'sex' is not open"),
     ({"limits": {"min_rows": 61}}, "rows", "limits.min_rows is 61"),
-    ({"data": {"table": "nowhere.csv"}}, "table", "nowhere.csv"),
 ]
 
 
@@ -81,6 +80,15 @@ def test_what_the_owner_does_not_allow(tmp_path, changes, reason, words):
     assert "bern: " in str(error.value)
     sites.assert_refused("bern", reason, words)
     assert [line["kind"] for line in sites.log("basel") if line["event"] == "sent"] == ["hello"]
+
+
+def test_a_table_that_is_gone_is_named_in_the_log_alone(tmp_path):
+    sites = Sites(tmp_path, tables())
+    (tmp_path / "bern" / "table.csv").unlink()
+    with pytest.raises(StudyRefusedError, match="table of 'bern' cannot be read") as error:
+        sites.conduct()
+    assert "table.csv" not in str(error.value)
+    sites.assert_refused("bern", "table", "table.csv")
 
 
 def test_a_study_starts_once_every_owner_has_approved_it(tmp_path):

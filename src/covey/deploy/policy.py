@@ -1,5 +1,7 @@
 """What a site's owner allows, applied to a study before any row is read."""
 
+import math
+
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.study import Study
@@ -45,11 +47,46 @@ def check_study(site: SiteFile, study: Study) -> None:
             "formula", f"{site.name} allows listed formulas only, and the study has none"
         )
     _check_columns(site, study)
+    _check_answers(site, study)
+
+
+def most_answers(study: Study, *, with_metrics: bool) -> tuple[int | None, str]:
+    """Answers that a study needs at most, as far as its text tells, and the same in words.
+
+    Args:
+        study: The study.
+        with_metrics: Whether evaluations are answered.
+
+    Returns:
+        Their number, None where the method ends by itself; questions of a method that prepares
+        itself are not among them.
+    """
+    if study.kind == "fit":
+        if study.method != "marginal":
+            return None, "rounds until it has settled"
+        from covey.algorithms.marginal.rounds import MOST_ROUNDS
+        from covey.kernels.pareto_smoothing import MOST_ASKED
+
+        asked = MOST_ASKED if study.tables["fit"]["estimate"] == "posterior" else 0
+        return MOST_ROUNDS + asked, f"up to {MOST_ROUNDS} rounds and {asked} questions"
+    rounds, every = study.rounds, study.tables["run"].get("evaluate_every")
+    if rounds is None:
+        return None, "rounds until it has settled"
+    if not (every and with_metrics):
+        return rounds, f"{rounds} rounds"
+    evaluations = math.ceil(rounds / every)  # the last round is evaluated too
+    return rounds + evaluations, f"{rounds} rounds and {evaluations} evaluations"
+
+
+def _check_answers(site: SiteFile, study: Study) -> None:
+    """A refusal of a study that the site would have to stop in the middle."""
     most = site.limits.most_rounds
-    if study.rounds is not None and study.rounds > most:
+    needed, words = most_answers(study, with_metrics=site.metrics.shown_to == "server")
+    if needed is not None and needed > most:
         raise DeclinedError(
             "rounds",
-            f"{study.rounds} rounds were asked for, and {site.name} answers at most {most}",
+            f"{words} were asked for, and {site.name} answers at most {most} messages of a study; "
+            "ask for fewer, or its owner to raise limits.most_rounds",
         )
 
 

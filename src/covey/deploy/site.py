@@ -142,7 +142,7 @@ class SiteHandler:
                 raise DeclinedError("message", "the study has not been started at this site")
             if envelope.kind == Kind.QUERY:
                 return self._asked(study, envelope, message, body)
-            if envelope.kind == Kind.ROUND:
+            if envelope.kind in (Kind.ROUND, Kind.EVALUATE):
                 self._count(study, envelope, message)
             reply = study.member.handle(message)
             refusal = self._refusal_in(reply)
@@ -246,6 +246,8 @@ class SiteHandler:
     def _count(self, study: StudyAtSite, envelope: Envelope, message: bytes) -> None:
         """Count an answer against limits and budget, unless it was given before."""
         assert study.member is not None
+        if envelope.kind == Kind.EVALUATE and self.site.metrics.shown_to == "nobody":
+            raise DeclinedError("metrics", f"{self.site.name} keeps its metrics to itself")
         memory = study.member.store.load()
         try:
             check_epoch(memory, envelope)

@@ -1,5 +1,6 @@
 """`site.toml`: what a site's owner allows. It stays at the site and nobody else changes it."""
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -8,12 +9,31 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from covey.core import toml_files
+from covey.fitting.expressions import needs_of
+from covey.fitting.formula import parse
 from covey.fitting.tables import check_name
 
 SMALLEST_COUNT = 5  # counts below it are not told to anybody; an owner may only ask for more
 _MEGABYTE = 1_000_000
 
-Names: TypeAlias = Annotated[tuple[str, ...], Field(min_length=1)]
+_ALLOWED = {  # by the type of a mistake
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt:g}",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text in quotes",
+    "string_too_short": "a text of at least {min_length} letter",
+    "path_type": "a path in quotes",
+    "tuple_type": 'a list of texts, e.g. ["age", "sex"],',
+    "too_short": "a list of at least {min_length} text",
+    "literal_error": "{expected}",
+    "model_type": "a table of keys",
+}
+
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Names: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1)]
 
 
 class SiteFileError(ValueError):
@@ -80,15 +100,16 @@ class Limits(_Table):
             that fewer than `min_count` rows of this site have. "drop" (default): they are left out
             of the study at this site. "use": they are used, the names of their levels leave, and
             their counts can be computed from the site's sums.
-        most_rounds: Most rounds and questions that the site answers for one study. Default: 1000.
+        most_rounds: Most rounds, questions and evaluations that the site answers for one study. A
+            study that says that it needs more is refused before its first round. Default: 1000.
         most_bytes: Largest message in either direction, in bytes. Default: 64 MB.
     """
 
-    min_rows: int = Field(default=20, ge=1)
-    min_count: int = Field(default=SMALLEST_COUNT, ge=SMALLEST_COUNT)
+    min_rows: int = Field(default=20, ge=1, strict=True)
+    min_count: int = Field(default=SMALLEST_COUNT, ge=SMALLEST_COUNT, strict=True)
     rare_levels: Literal["drop", "use"] = "drop"
-    most_rounds: int = Field(default=1000, ge=1)
-    most_bytes: int = Field(default=64 * _MEGABYTE, ge=1000)
+    most_rounds: int = Field(default=1000, ge=1, strict=True)
+    most_bytes: int = Field(default=64 * _MEGABYTE, ge=1000, strict=True)
 
 
 class Privacy(_Table):
@@ -106,17 +127,25 @@ class Privacy(_Table):
     """
 
     budget: Literal["none"] | None = None
-    epsilon: float | None = Field(default=None, gt=0)
-    delta: float | None = Field(default=None, gt=0, lt=1)
+    epsilon: float | None = Field(default=None, gt=0, strict=True, allow_inf_nan=False)
+    delta: float | None = Field(default=None, gt=0, lt=1, strict=True, allow_inf_nan=False)
     randomness: Literal["secret", "study"] = "secret"
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "Privacy":
-        given = [self.epsilon, self.delta]
-        if self.budget == "none" and given != [None, None]:
-            raise ValueError('budget = "none" has no epsilon and no delta; leave one of them out')
-        if self.budget is None and None in given:
-            raise ValueError('give epsilon and delta, or budget = "none"')
+        given = {"epsilon": self.epsilon, "delta": self.delta}
+        there = [key for key, value in given.items() if value is not None]
+        if self.budget == "none" and there:
+            raise ValueError(
+                f'budget = "none" is given with {" and ".join(there)}, and it means that no budget '
+                "is kept; leave one of them out"
+            )
+        if self.budget is None and len(there) < len(given):
+            found = f"{there[0]} is given alone" if there else "nothing is given"
+            raise ValueError(
+                f"{found}; give epsilon and delta, e.g. epsilon = 3.0 and delta = 1e-5, or "
+                'budget = "none" to keep no budget'
+            )
         if self.budget is None and self.randomness == "study":
             raise ValueError(
                 'randomness = "study" is known to the server, which could subtract the noise; '
@@ -176,7 +205,8 @@ def read(path: str | Path) -> SiteFile:
         What it says, with absolute paths.
 
     Raises:
-        SiteFileError: With a line for each mistake: the file, the key, what is allowed.
+        SiteFileError: With a line for each mistake: the file, the key, what was given, what is
+            allowed and what to do.
 
     Example:
         >>> import tempfile
@@ -194,6 +224,7 @@ def read(path: str | Path) -> SiteFile:
         ... budget = "none"
         ... '''
         >>> _ = (folder / "site.toml").write_text(text)
+        >>> _ = (folder / "heart.csv").write_text("age,sex,disease")
         >>> found = read(folder / "site.toml")
         >>> found.name, found.limits.min_rows, found.data.table == folder / "heart.csv"
         ('basel', 20, True)
@@ -217,7 +248,7 @@ def read(path: str | Path) -> SiteFile:
 
 
 def _check(path: Path, found: SiteFile) -> None:
-    """Names that are not known, and columns with two roles."""
+    """Names that are not known, columns with two roles, paths where nothing is."""
     from covey.config.catalogue import METHODS
     from covey.config.options import unknown
 
@@ -230,12 +261,37 @@ def _check(path: Path, found: SiteFile) -> None:
     errors += [
         f"data.columns: {name!r} is also in data.outcome; a column has one role" for name in both
     ]
+    for key, names in (("columns", found.data.columns), ("outcome", found.data.outcome)):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        errors += [f"data.{key}: {name!r} is there twice; once is enough" for name in twice]
     try:
         check_name(found.name)
     except ValueError as error:
         errors.append(f"site.name: {error}")
+    for text in found.studies.formulas or ():
+        try:
+            needs_of(parse(text))
+        except ValueError as error:
+            errors.append(f"studies.formulas: {text!r} is no formula: {error}")
+    if found.privacy.budget is None and found.metrics.shown_to == "server":
+        errors.append(
+            "metrics.shown_to: 'server' lets metrics leave without noise, which the budget of "
+            "[privacy] does not count; take 'nobody', or keep no budget"
+        )
+    errors += _wrong_paths(path.parent, found)
     if errors:
         raise SiteFileError("\n".join(f"{path}: {line}" for line in errors))
+
+
+def _wrong_paths(folder: Path, found: SiteFile) -> Iterator[str]:
+    table, state = folder / found.data.table, folder / found.site.state
+    what = f"name a CSV or Parquet file; paths are relative to {folder}"
+    if table.is_dir():
+        yield f"data.table: {table} is a folder; {what}"
+    elif not table.exists():
+        yield f"data.table: there is no file {table}; {what}"
+    if state.exists() and not state.is_dir():
+        yield f"site.state: {state} is a file; name a folder, or leave the key out"
 
 
 def _line(error: Any) -> str:
@@ -251,7 +307,20 @@ def _line(error: Any) -> str:
         return f"{where}: there is no such key; {hint}(known: {', '.join(known)})"
     if error["type"] == "value_error":
         return f"{where}: {error['ctx']['error']}"
-    return f"{where}: {error['msg']}, got {error['input']!r}"
+    allowed = _ALLOWED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    key = str(error["loc"][-1])
+    default = _default(error["loc"][:-1], key)
+    remedy = "correct it" if default is None else f"or leave the key out for {default!r}"
+    return f"{where}: got {error['input']!r}, and {allowed} is needed; {remedy}"
+
+
+def _default(place: tuple[Any, ...], key: str) -> Any:
+    """The default of a key; None where it has none."""
+    kind = SiteFile.model_fields[str(place[0])].annotation if len(place) == 1 else None
+    if not (isinstance(kind, type) and issubclass(kind, _Table)) or key not in kind.model_fields:
+        return None
+    field = kind.model_fields[key]
+    return None if field.is_required() else field.default
 
 
 def _known(place: tuple[Any, ...]) -> list[str]:
