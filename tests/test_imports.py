@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,6 +81,18 @@ def test_ray_is_imported_in_one_file():
 
 def test_every_public_name_exists():
     assert all(getattr(covey, name) is not None for name in dir(covey))
+
+
+def test_every_public_module_says_what_is_public():
+    """Else `from covey.cohort import *`, help() and completion show what the module imports."""
+    modules = [
+        one
+        for one in (getattr(covey, name) for name in covey.__all__)
+        if isinstance(one, ModuleType)
+    ]
+    assert len(modules) == 9
+    for module in modules:
+        assert all(hasattr(module, name) for name in module.__all__), module
 
 
 def test_help_says_one_line_of_every_public_name():

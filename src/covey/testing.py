@@ -30,6 +30,10 @@ from covey.engines.explaining import explaining
 from covey.engines.round import received
 from covey.engines.setup import shapes_of
 
+__all__ = [
+    "check_method",
+]
+
 _DRAWS = 3
 _TOLERANCE = 2e-4
 _FIRST = 1  # the client that is walked through; not the first, so that its rows begin elsewhere

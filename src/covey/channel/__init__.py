@@ -6,17 +6,32 @@ A codec's payload is what travels, packed to the bit, and a simulation uses what
 
 from collections.abc import Callable
 
-from covey.channel.bfloat16 import bfloat16 as bfloat16
-from covey.channel.block import block_quantisation as block_quantisation
-from covey.channel.clipping import clipping as clipping
-from covey.channel.dithering import dithering as dithering
-from covey.channel.identity import identity as identity
-from covey.channel.masked import masked as masked
-from covey.channel.natural import natural as natural
-from covey.channel.partition import partition as partition
-from covey.channel.rand_k import rand_k as rand_k
-from covey.channel.top_k import top_k as top_k
+from covey.channel.bfloat16 import bfloat16
+from covey.channel.block import block_quantisation
+from covey.channel.clipping import clipping
+from covey.channel.dithering import dithering
+from covey.channel.identity import identity
+from covey.channel.masked import masked
+from covey.channel.natural import natural
+from covey.channel.partition import partition
+from covey.channel.rand_k import rand_k
+from covey.channel.top_k import top_k
 from covey.core.channel import Channel
+
+__all__ = [
+    "CHANNELS",
+    "Channel",
+    "bfloat16",
+    "block_quantisation",
+    "clipping",
+    "dithering",
+    "identity",
+    "masked",
+    "natural",
+    "partition",
+    "rand_k",
+    "top_k",
+]
 
 CHANNELS: dict[str, Callable[..., Channel]] = {
     "identity": identity,

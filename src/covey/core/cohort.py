@@ -19,6 +19,18 @@ from jaxtyping import Array, Bool, Float, Int, Key, Real
 
 from covey.core.keys import Integer, without_replacement
 
+__all__ = [
+    "Cohort",
+    "Sampler",
+    "Scheme",
+    "bernoulli",
+    "full",
+    "given",
+    "trace",
+    "uniform",
+    "weighted",
+]
+
 _MOST_DRAWS = 2**24  # of `weighted`: counts up to here are exact in float32
 _MOST_BY_FRACTION = 2**20  # clients; a fraction in float32 would not tell more of them apart
 

@@ -8,14 +8,20 @@ W_ii > 0. The graphs of all rounds together must be connected.
 
 from collections.abc import Callable
 
-from covey.topology.graphs import complete as complete
-from covey.topology.graphs import custom as custom
-from covey.topology.graphs import erdos_renyi as erdos_renyi
-from covey.topology.graphs import grid as grid
-from covey.topology.graphs import ring as ring
-from covey.topology.mixing import Topology as Topology
-from covey.topology.mixing import contraction as contraction
-from covey.topology.mixing import mixed_by as mixed_by
+from covey.topology.graphs import complete, custom, erdos_renyi, grid, ring
+from covey.topology.mixing import Topology, contraction, mixed_by
+
+__all__ = [
+    "TOPOLOGIES",
+    "Topology",
+    "complete",
+    "contraction",
+    "custom",
+    "erdos_renyi",
+    "grid",
+    "mixed_by",
+    "ring",
+]
 
 TOPOLOGIES: dict[str, Callable[..., Topology]] = {
     "complete": complete,
