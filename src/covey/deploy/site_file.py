@@ -299,7 +299,10 @@ def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         what = "table" if len(error["loc"]) == 1 else "key"
-        return f"{where}: this {what} is missing; see `covey site --help`"
+        return (
+            f"{where}: this {what} is missing; the guide 'Running a site' has a whole file to "
+            "start from"
+        )
     if error["type"] == "extra_forbidden":
         known = _known(error["loc"][:-1])
         near = get_close_matches(str(error["loc"][-1]), known, n=1)
@@ -307,7 +310,7 @@ def _line(error: Any) -> str:
         return f"{where}: there is no such key; {hint}(known: {', '.join(known)})"
     if error["type"] == "value_error":
         return f"{where}: {error['ctx']['error']}"
-    allowed = _ALLOWED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    allowed = str(_ALLOWED.get(error["type"], error["msg"])).format(**error.get("ctx", {}))
     key = str(error["loc"][-1])
     default = _default(error["loc"][:-1], key)
     remedy = "correct it" if default is None else f"or leave the key out for {default!r}"
