@@ -1,6 +1,7 @@
 """A method of a user's own that breaks is explained before its first round."""
 
 import re
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -8,50 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from covey.core.algorithm import Algorithm, Empty, Local
-from covey.core.shard import Rows, all_rows
+from covey.core.algorithm import Empty, Posterior
+from covey.core.metrics import Mean as Average
+from covey.core.shard import Rows
 from covey.data.federated import FederatedData
 from covey.engines.setup import setup_of
 from covey.models import Normal
+from mean_method import Mean, Sums, client, mean
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 DATA = FederatedData.from_rows(Rows(X, X[:, 0]), (1, 2, 3))
 FILE = re.escape(__file__)
-
-
-class Mean(NamedTuple):
-    mean: jax.Array
-
-
-class Sums(NamedTuple):
-    total: jax.Array
-    rows: jax.Array
-
-
-def client(key, down, state, data):
-    rows = all_rows(data)
-    total = jnp.sum(jnp.where(rows.mask, rows.rows.y, 0.0))
-    return Local(Sums(total, data.count.astype(float)), state, Empty())
-
-
-def server(key, state, aggregate):
-    return Mean(aggregate.plain.total / jnp.maximum(aggregate.plain.rows, 1.0)), Empty()
-
-
-def mean(**changes) -> Algorithm:
-    """The mean of all outcomes; a client remembers the sum of what it has sent."""
-    method = Algorithm(
-        name="mean",
-        init=lambda key, spec: Mean(jnp.zeros(())),
-        broadcast=lambda state: state,
-        server=server,
-        init_client=lambda key, down, data: jnp.zeros(()),
-        client=client,
-        commit=lambda pending, sent: pending + sent.total,
-        predict=lambda key, down, state, x: Normal(jnp.full(len(x), down.mean), jnp.ones(len(x))),
-        adapt=lambda key, down, data: jnp.zeros(()),
-    )
-    return method._replace(**changes)
 
 
 def sends(**changes):
@@ -116,3 +84,49 @@ def test_nan_before_the_first_round_is_told():
     setup = setup_of(method, DATA, seed=0, cohort=None, channel=None, faults=None)
     with pytest.raises(ValueError, match=rf"mean: init \({FILE}, .*: mean is NaN before the first"):
         setup.first_server()
+
+
+class Wide(NamedTuple):
+    """A predictive distribution that broadcasts against its outcomes."""
+
+    mean: jax.Array
+
+    def log_prob(self, y):
+        return -((y - self.mean) ** 2)
+
+    def measures(self, y, mask):
+        return {"nll": Average(jnp.sum(-self.log_prob(y)), jnp.sum(mask))}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"predict": lambda *a: jnp.zeros(3)}, f"predict .{FILE}.*an array; return a predictive"),
+        (
+            {"predict": lambda key, down, own, x: Wide(x[:, :1])},
+            r"predict .*mean \[3, 1\] do not fit outcomes \[3\]: log_prob",
+        ),
+        (
+            {"predict": lambda key, down, own, x: Normal(down.mean, jnp.ones(len(x)))},
+            r"predict .*mean has the shape \[\] for 3 rows; the leading axis must be the row",
+        ),
+        (
+            {"adapt": lambda *a: Empty(), "predict": lambda key, down, own, x: own.scale * x},
+            r"predict \(.*AttributeError: 'Empty' object has no attribute 'scale'",
+        ),
+        ({"evaluate": lambda *a: jnp.zeros(())}, "evaluate .*it returns an array; return .*Mean"),
+        ({"evaluate": lambda *a: {"mse": 0.5}}, "evaluate .*'mse' is a float, not a metric"),
+        ({"evaluate": lambda *a: {"mse": Average(jnp.ones(()), jnp.ones(()))}}, ""),
+        (
+            {"refresh": lambda key, down, own, data: own.scale},
+            "refresh .*AttributeError: .* attribute .?scale",
+        ),
+        (
+            {"posterior": Posterior(client=lambda key, down, own, data, count: own)},
+            r"posterior.client .*the only array has the shape \[\] for 2 draws",
+        ),
+    ],
+)
+def test_what_follows_the_rounds_is_explained_before_them(changes, told):
+    with pytest.raises(ValueError, match=told) if told else nullcontext():
+        setup_of(mean(**changes), DATA, seed=0, cohort=None, channel=None, faults=None)

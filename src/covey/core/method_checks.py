@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from covey.core.algorithm import FUNCTIONS, Algorithm, Hooks, Posterior, Preparation
@@ -107,9 +108,14 @@ def _misfit(field: str, function: Callable[..., Any]) -> str | None:
     return None
 
 
-def place_of(function: Callable[..., Any]) -> str:
-    """Where a function is written, in brackets after a space; empty where that is not known."""
+def code_of(function: Callable[..., Any]) -> CodeType | None:
+    """The code of a function, also of one that is wrapped; None where it has none."""
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    return getattr(inspect.unwrap(function), "__code__", None)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function is written, in brackets after a space; empty where that is not known."""
+    code = code_of(function)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""

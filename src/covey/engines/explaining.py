@@ -7,7 +7,7 @@ another kind, would otherwise be found late, far from its cause, or not at all.
 
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 import covey
 from covey.core.algorithm import Algorithm, Local
-from covey.core.method_checks import place_of
+from covey.core.method_checks import code_of, place_of
 
 _OWN = str(Path(covey.__file__).parent)
 _LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
@@ -35,14 +35,9 @@ _MISTAKES = (
     ValueError,
 )
 _MESSAGES = ("init", "broadcast", "init_client", "commit", "adapt", "refresh", "publish")
-_OTHERS = ("predict", "evaluate")
 _BRANCH = (
     "the value is not known while the function is compiled; write jnp.where or jax.lax.cond in "
     "place of `if`, and jax.lax.fori_loop in place of a loop over it"
-)
-_LEAKED = (
-    "a value of another function's call is used: what is needed later goes through the state, the "
-    "message or `pending`, not through variables outside of the functions"
 )
 
 
@@ -61,7 +56,7 @@ def explaining(method: Algorithm) -> Algorithm:
 
         return call
 
-    steps = (*_CHECKS, *_OTHERS)
+    steps = (*_CHECKS, "predict")
     return method._replace(**{step: watched(step) for step in steps if getattr(method, step)})
 
 
@@ -76,7 +71,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except _MISTAKES as error:
         frames = [frame for frame in extract_tb(error.__traceback__) if not _is_ours(frame)]
-        line = next((frame for frame in reversed(frames) if _is_users(frame.filename)), None)
+        line = next((frame for frame in reversed(frames) if _is_outside(frame.filename)), None)
         in_words = isinstance(error, ValueError) and not _is_library(frames[-1:])
         if line is None or in_words:
             raise
@@ -89,7 +84,13 @@ def _is_ours(frame: Any) -> bool:
     return frame.filename == __file__
 
 
-def _is_users(filename: str) -> bool:
+def is_users(function: Callable[..., Any] | None) -> bool:
+    """Whether a function is written outside of the package and of installed libraries."""
+    code = None if function is None else code_of(function)
+    return code is not None and _is_outside(code.co_filename)
+
+
+def _is_outside(filename: str) -> bool:
     return not filename.startswith((_OWN, *_LIBRARIES, "<frozen"))
 
 
@@ -98,8 +99,6 @@ def _is_library(frames: list[Any]) -> bool:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        return _LEAKED
     if isinstance(error, jax.errors.ConcretizationTypeError):
         return _BRANCH
     return re.sub(r"\s+", " ", str(error)).strip()[:300]
@@ -122,7 +121,7 @@ def need_arrays(what: str, tree: PyTree) -> None:
 def _need_local(what: str, found: object) -> None:
     if not isinstance(found, Local):
         raise ValueError(
-            f"{what}: it returns {_kind(found)}; return Local(up, pending, info), from "
+            f"{what}: it returns {kind_of(found)}; return Local(up, pending, info), from "
             "covey.core.algorithm"
         )
     need_arrays(what, found._replace(info=()))
@@ -146,12 +145,21 @@ def _need_local(what: str, found: object) -> None:
 def _need_step(what: str, found: object) -> None:
     if type(found) is not tuple or len(found) != 2:
         raise ValueError(
-            f"{what}: it returns {_kind(found)}; return the tuple (state, info), with Empty() for "
-            "an info that has nothing to report"
+            f"{what}: it returns {kind_of(found)}; return the tuple (state, info), with Empty() "
+            "for an info that has nothing to report"
         )
     state, info = found
     need_arrays(what, state)
     _need_info(what, info)
+
+
+def _need_metrics(what: str, found: object) -> None:
+    advice = 'return {"mse": Mean(total, count)} with Mean from covey.core.metrics'
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{what}: it returns {kind_of(found)}; {advice}")
+    for name, metric in found.items():
+        if not callable(getattr(metric, "value", None)):
+            raise ValueError(f"{what}: {name!r} is {kind_of(metric)}, not a metric; {advice}")
 
 
 def _need_info(what: str, info: object) -> None:
@@ -159,19 +167,20 @@ def _need_info(what: str, info: object) -> None:
     fields = getattr(info, "_fields", None)
     if fields is None or not isinstance(info, tuple):
         raise ValueError(
-            f"{what}: info is {_kind(info)}; write a NamedTuple of numbers, or Empty() where there "
-            "is nothing to report"
+            f"{what}: info is {kind_of(info)}; write a NamedTuple of numbers, or Empty() where "
+            "there is nothing to report"
         )
     for name, value in zip(fields, info, strict=True):
         if not isinstance(value, jax.Array | np.ndarray | np.generic) or value.shape != ():
-            shown = _kind(value) + str(list(getattr(value, "shape", "")) or "")
+            shown = kind_of(value) + str(list(getattr(value, "shape", "")) or "")
             raise ValueError(
                 f"{what}: {name} of info is {shown}; infos are single numbers, each an array "
                 "without axes"
             )
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """The kind of a value in messages, with its article."""
     if value is None:
         return "None"
     name = "array" if isinstance(value, jax.Array) else type(value).__name__
@@ -187,4 +196,5 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(_MESSAGES, need_arrays),
     "client": _need_local,
     "server": _need_step,
+    "evaluate": _need_metrics,
 }

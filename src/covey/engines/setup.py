@@ -31,6 +31,7 @@ from covey.data.roster import Roster
 from covey.engines.explaining import explaining, path_of
 from covey.engines.messages import Answer, down_size, up_size
 from covey.engines.record import Sizes
+from covey.engines.rehearsal import rehearse
 from covey.engines.sharing import shared
 
 
@@ -112,6 +113,7 @@ def setup_of(
     agreed = agreement_of(
         algorithm, spec_of(clients, counts), seed=seed, channel=channel, validate=validate
     )
+    rehearse(algorithm, agreed.root, agreed.spec, agreed.shapes.server, agreed.shapes.node.state)
     checked = (Faults() if faults is None else faults).checked()
     sizes = sizes_of(agreed.channel, agreed.shapes)
     return Setup(
