@@ -1,6 +1,6 @@
-"""What a user should know about tables that can be fitted: each is a sentence and a warning.
+"""Cautions about tables that can be fitted: each is a sentence and a warning.
 
-They are found from what sites say about their tables, and from sums that priors need anyway.
+They are found from the sites' descriptions of their tables, and from sums that priors need anyway.
 """
 
 import re
@@ -59,7 +59,7 @@ _NAMED = re.compile(r"\b(weights|sd)\[([^\]]*)\]")
 
 
 def in_words_of_the_formula(text: str, parts: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A method's warning as somebody with a formula reads it.
+    """A method's warning, in the words of the formula.
 
     Args:
         text: The warning.
@@ -169,7 +169,7 @@ def _counts(descriptions: Sequence[Description], formula: Formula) -> Iterator[s
 
 
 def _read_as_nested(descriptions: Sequence[Description], formula: Formula) -> Iterator[str]:
-    """How groups inside of sites are read, where the formula does not say it."""
+    """Notes on the reading of groups inside of sites, where the formula leaves it open."""
     for bar in formula.bars:
         if bar.within is None and any(one.groups[bar.group] == "varies" for one in descriptions):
             yield (
@@ -295,7 +295,7 @@ def warn_of_priors(prior: LogPrior, design: Design, draws: np.ndarray) -> list[s
 def warn_of_a_new_site(
     design: Design, name: str, own: Statistics, means: Mapping[str, float], twin: str | None
 ) -> list[str]:
-    """What the rows of a site that joins later tell.
+    """Cautions from the rows of a site that joins later.
 
     Args:
         design: The design.

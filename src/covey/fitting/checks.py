@@ -10,8 +10,8 @@ from covey.fitting.terms import Terms
 def check_sums(
     design: Design, statistics: Statistics, sites: Sequence[str], *, estimate: str
 ) -> None:
-    """An error for what has no estimate: slopes by site of columns that vary in no site, columns or
-    outcomes of one value, more coefficients than rows.
+    """An error for parameters without an estimate: slopes by site of columns that vary in no site,
+    columns or outcomes of one value, more coefficients than rows.
 
     Args:
         design: The design.

@@ -1,5 +1,5 @@
-"""What a server makes of the descriptions of all sites: one design, or an error that names the site
-and the column that do not fit.
+"""The combination of the descriptions of all sites: one design, or an error that names the site and
+the column that do not fit.
 """
 
 import re
@@ -29,14 +29,14 @@ def combine(
     weights: str | None = None,
     client: str | None = None,
 ) -> Design:
-    """The design of a fit, from what the sites say about their tables.
+    """The design of a fit, from the sites' descriptions of their tables.
 
     Args:
         descriptions: One per site.
         formula: The formula.
         family: Family of the outcome. Default: "bernoulli" for two values, "binomial" for counts of
             successes and failures, "gaussian" for other numbers.
-        missing: What happens to missing values.
+        missing: Treatment of missing values.
         weights: The column of prior weights, if any.
         client: The name of the sites' group in the formula, where it is known.
 
@@ -294,7 +294,7 @@ def _total(descriptions: Sequence[Description], name: str) -> Moments:
 
 
 def _fill(descriptions: Sequence[Description], name: str, kind: str) -> float | str:
-    """What a missing value becomes: the mean over all sites, or the most frequent level."""
+    """The value for missing cells: the mean over all sites, or the most frequent level."""
     if kind == "number":
         total = _total(descriptions, name)
         if not total.count:

@@ -105,7 +105,7 @@ def _tested(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
 
 
 def _left_out(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
-    """With how well each site is predicted from all others."""
+    """With the predictive density of each site's rows, given all others."""
     found = [fit.left_out() for fit in (one, other)]
     table["elpd_loo"] = [each["log_density"] for each in found]
     table["se"] = [each["se"] for each in found]
@@ -115,7 +115,7 @@ def _left_out(table: pd.DataFrame, one: "Fit", other: "Fit") -> pd.DataFrame:
 
 
 def left_out(fit: "Fit") -> dict[str, float]:
-    """Sums over sites of how well their rows are predicted from those of all others.
+    """Sums over sites of the predictive density of their rows, given those of all others.
 
     Args:
         fit: The fit, with the tables of its sites.

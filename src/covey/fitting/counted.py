@@ -1,4 +1,4 @@
-"""What of a formula could tell a small count at a site: factors, combinations, gaps, outcomes."""
+"""The parts of a formula that could tell a small count: factors, combinations, gaps, outcomes."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ def counted(
     Args:
         table: The site's table.
         formula: The formula.
-        missing: What happens to rows with missing values.
+        missing: Treatment of rows with missing values.
         weights: The column of prior weights, if any.
         least: Smallest count.
     """

@@ -1,4 +1,4 @@
-"""What a site says about its table before anything is fitted: a few counts, levels and moments."""
+"""A site's description of its table, before anything is fitted: counts, levels and moments."""
 
 import hashlib
 from collections import Counter
@@ -59,11 +59,11 @@ class Moments(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a site says about its table. Plain values only, so that it can be sent as JSON.
+    """A site's description of its table. Plain values only, so that it can be sent as JSON.
 
     Attributes:
         site: The site.
-        place: What messages call its table.
+        place: Name of its table in messages.
         rows: Rows of the table.
         absent: Columns that the formula needs and the table lacks, with a hint at a similar name.
         kinds: For each column in use, "number", "text" or "empty".
@@ -79,7 +79,7 @@ class Description(NamedTuple):
         complete: Rows that a fit uses.
         codes: For each numeric predictor with a number such as 999 or -9 that is far from all
             others, this number and how often it stands there.
-        withheld: What the site leaves rows out for, because too few of them have the same value.
+        withheld: Values for which the site leaves rows out, because too few rows have them.
         labels: For each group of a bar term that is constant in the table, a digest of its value:
             it tells whether other sites have the same.
     """
@@ -111,7 +111,7 @@ def describe(
     least: int = 0,
     apart: int = 0,
 ) -> Description:
-    """What a site says about its table.
+    """A site's description of its table.
 
     With `least`, counts of missing cells and of dropped rows are rounded down to multiples of it.
     Every level is named and every row counted: a site that keeps small counts to itself leaves
@@ -120,7 +120,7 @@ def describe(
     Args:
         table: The site's table.
         formula: The formula.
-        missing: What happens to rows with missing values; counts of levels are sent only where
+        missing: Treatment of rows with missing values; counts of levels are sent only where
             missing values are filled in.
         weights: The column of prior weights, if any.
         client: The name of the site's group in the formula, where it is known.

@@ -1,4 +1,4 @@
-"""The design of a fit: what all sites need to know to make the same columns of their rows."""
+"""The design of a fit: the values by which all sites make the same columns of their rows."""
 
 import hashlib
 import warnings
@@ -49,14 +49,14 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Design:
-    """What all sites need to know to make the same columns of their rows; JSON by `to_json`.
+    """The values by which all sites make the same columns of their rows; JSON by `to_json`.
 
     Attributes:
         text: The formula.
         family: The family of the outcome.
         missing: What happens to missing values: "drop", "impute" or "indicator".
         weights: The column of prior weights, if any.
-        client: What the formula calls the sites.
+        client: Name of the sites in the formula.
         group: The column of groups inside a site, if any.
         kinds: For each column in use, "number" or "text".
         factors: For each factor, its levels over all sites in their order; the first is the
@@ -105,12 +105,12 @@ class Design:
 
     @cached_property
     def needs(self) -> Needs:
-        """What the formula needs from a table."""
+        """The needs of the formula from a table."""
         return needs_of(self.formula)
 
     @cached_property
     def uses(self) -> Uses:
-        """Which columns are used, and for what."""
+        """The columns in use, by their use."""
         groups = () if self.group is None else (self.group,)
         return uses_of(self.formula, self.needs, weights=self.weights, groups=groups)
 

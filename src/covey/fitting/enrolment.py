@@ -92,7 +92,7 @@ def add_client(fit: "Fit", name: Site, place: "Place | None", *, refit: bool) ->
 
 
 def _filled(design: Design, table: Table) -> int:
-    """How many missing values of a table are filled in."""
+    """The count of missing values of a table that are filled in."""
     if design.missing == "drop":
         return 0
     described = describe(

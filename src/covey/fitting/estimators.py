@@ -23,7 +23,7 @@ Self = TypeVar("Self", bound="_Estimator")
 
 @dataclass
 class _Estimator:
-    """What both estimators share; see `FederatedRegressor`."""
+    """The base of both estimators; see `FederatedRegressor`."""
 
     intercepts: bool = True
     slopes: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class _Estimator:
         return hasattr(self, "fit_")
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks an estimator, e.g. in `is_classifier`."""
+        """The tags of the estimator for scikit-learn, e.g. for `is_classifier`."""
         from sklearn.utils import ClassifierTags, InputTags, RegressorTags, Tags, TargetTags
 
         classifies = self.family == "bernoulli"

@@ -1,4 +1,4 @@
-"""What the terms of a formula need from a table: columns, factor levels, means and scales.
+"""The needs of a formula's terms from a table: columns, factor levels, means and scales.
 
 Only functions of a fixed list are evaluated: a formula that comes from elsewhere runs no other code
 at a site.
@@ -79,7 +79,7 @@ _NODES = (
 
 
 class Needs(NamedTuple):
-    """What the formula needs from a table.
+    """The needs of a formula from a table.
 
     Attributes:
         alone: Columns that stand alone as a factor: numbers, or words, which are then levels.
@@ -101,7 +101,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(formula: Formula) -> Needs:
-    """What the right-hand side of a formula needs from a table.
+    """The needs of the right-hand side of a formula from a table.
 
     Args:
         formula: The formula.

@@ -45,8 +45,9 @@ def fit(
 ) -> "Fit":
     """Fit a regression with random effects to tables that stay with their owners.
 
-    The formula is lme4's. Factor levels, means and standard deviations come from what sites say
-    about their tables, estimates from sums over sites: both are those of the pooled table.
+    The formula is lme4's. Factor levels, means and standard deviations come from the sites'
+    descriptions of their tables, estimates from sums over sites: both are those of the pooled
+    table.
 
     Args:
         formula: Outcome, predictors and bar terms, e.g.
@@ -57,7 +58,7 @@ def fit(
             is a pooled regression. Words are factors without C().
         data: For each site's name a data frame or a file; a folder with one CSV or Parquet file per
             site; one table whose column g names the site; or `FederatedData`. Columns that the
-            formula does not name are not looked at.
+            formula does not name are ignored.
         family: "gaussian", "bernoulli", "binomial", "poisson" or "negative_binomial". Default: for
             two values "bernoulli", of which the second in the order of the alphabet is the event;
             for cbind() and p() "binomial"; else "gaussian".
@@ -67,12 +68,12 @@ def fit(
         priors: By term, e.g. {"age": "normal(0, 1)", "sd(Intercept)": "half_normal(1)"}, or a TOML
             file with such a table. Default: weakly informative ones, scaled by standard deviations
             over all sites; `fit.priors` shows them.
-        missing: What happens to rows with missing values (blank, NA, NaN, ?, null): "drop" leaves
+        missing: Treatment of rows with missing values (blank, NA, NaN, ?, null): "drop" leaves
             them out and counts them; "impute" fills in the mean over all sites or the most frequent
             level; "indicator" does so and adds a column that marks them.
         weights: Column of prior weights above 0. Default: all rows have weight 1.
         client: Column that names the site, for one table without a bar term.
-        out: Folder to keep the fit in, for `covey.load_fit`. Default: it is not kept.
+        out: Folder to save the fit in, for `covey.load_fit`. Default: it is not saved.
         seed: Seed of everything random.
         progress: Show progress once the work takes more than two seconds.
 
@@ -80,7 +81,7 @@ def fit(
         The fit: `summary()`, `effects()`, `predict()`, `add_client()`, `compare()`, `report()`.
 
     Raises:
-        ValueError: The formula or a table is not as it should be; the message names the place.
+        ValueError: The formula or a table is wrong; the message says where.
 
     Example:
         >>> import covey, numpy as np, pandas as pd
@@ -152,13 +153,13 @@ def fit_tables(
         estimate: What is estimated.
         method: The method's name.
         priors: By term, or a TOML file.
-        missing: What happens to missing values.
+        missing: Treatment of missing values.
         weights: Column of prior weights.
-        client: What the formula calls the sites, where it is known.
-        out: Folder to keep the fit in.
+        client: Name of the sites in the formula, where it is known.
+        out: Folder to save the fit in.
         seed: Seed of everything random.
         progress: Whether to show progress.
-        place: Where the tables were read from, to find them again.
+        place: Source of the tables, to find them again.
         start: A fit to start from, whose maximum is near.
     """
     import covey

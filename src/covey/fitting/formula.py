@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
     Attributes:
         text: As it is written.
-        terms: What stands to the left of the bar.
+        terms: The text to the left of the bar.
         group: The name of the group.
         within: The name of the group that it is nested in, of `outer:group`; None where it is none.
         correlated: False for `||`.
@@ -121,7 +121,7 @@ def problem(text: str, position: int, why: str) -> None:
     Args:
         text: The formula.
         position: Index of the character.
-        why: What is wrong and what is allowed.
+        why: The mistake, and what is allowed.
 
     Example:
         >>> problem("y ~ x", 2, "here")
@@ -163,7 +163,7 @@ def _unquoted(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _top_level(text: str, wanted: str) -> list[tuple[int, str]]:
-    """Where one of some characters stands outside of all brackets."""
+    """Positions of some characters outside of all brackets."""
     found, depth = [], 0
     for index, character in _unquoted(text):
         if character in wanted and depth == 0:

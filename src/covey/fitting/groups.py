@@ -1,7 +1,7 @@
 """Effects of groups inside a site, such as the wards of a hospital, given the site's rows.
 
 The methods integrate them out. Given the parameters and the site's own effects, groups are
-independent and each has one number v,
+independent and each has one value v,
 
     p(v | rows) ~ N(v; 0, tau^2) prod_r p(y_r | eta_r + v),
 

@@ -1,4 +1,4 @@
-"""The methods that a fit can use by name, and what they find in the terms of the formula."""
+"""The methods that a fit can use by name, and their results in the terms of the formula."""
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -23,12 +23,12 @@ SHARED_DRAWS = 4000
 
 
 class Found(NamedTuple):
-    """What a method has found of the shared parameters.
+    """The result of a method for the shared parameters.
 
     Attributes:
         table: One row per term: mean, sd, q05, q95 and diagnostics.
         draws: Draws in the order of the terms.
-        diagnostics: Numbers by name: k_hat, ess, log_likelihood, ...
+        diagnostics: Values by name: k_hat, ess, log_likelihood, ...
     """
 
     table: pd.DataFrame

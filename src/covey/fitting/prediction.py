@@ -36,7 +36,7 @@ class Draws(NamedTuple):
         """At most `count` draws, evenly chosen.
 
         Args:
-            count: How many.
+            count: Count of draws.
         """
         if len(self.shared) <= count:
             return self
@@ -352,7 +352,7 @@ def probabilities_of(intervals: Sequence[float]) -> list[float]:
 
 
 def quantile_name(probability: float) -> str:
-    """What a quantile's column is called.
+    """The name of a quantile's column.
 
     Args:
         probability: Its probability.

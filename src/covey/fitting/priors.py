@@ -87,7 +87,7 @@ def read_prior(term: str, text: str) -> Prior:
 
 
 class Statistics(NamedTuple):
-    """What priors are scaled by: sums over sites.
+    """Sums over sites, by which priors are scaled.
 
     Attributes:
         columns: Moments of each column of the rows.

@@ -1,4 +1,4 @@
-"""What a fit has found, in the terms of its formula and in the units of its tables."""
+"""The results of a fit, in the terms of its formula and in the units of its tables."""
 
 import warnings
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Fit:
         prior: The log prior.
         found: The shared parameters: table, draws and diagnostics.
         seed: Seed of everything random.
-        notes: What a user should know about the tables.
+        notes: Cautions about the tables.
         run: The run; None for a fit that was loaded.
         tables: The sites' tables; None for a fit that was loaded.
         added: Draws of sites that were added without a refit.
@@ -105,7 +105,7 @@ class Fit:
 
     @property
     def published(self) -> Any:
-        """What a site needs to find its own effects."""
+        """The state that a site needs to find its own effects."""
         if self.run is not None:
             return self.run.published
         if "published" not in self.stored:
@@ -134,7 +134,7 @@ class Fit:
         Returns:
             A table with `mean`, `sd`, `q05` and `q95` (for "ml" and "reml": estimate, standard
             error and the ends of the 90 % Wald interval) and diagnostics. Printed, it comes with
-            sentences: rounds, bytes, what left each site, rows dropped, convergence.
+            sentences: rounds, bytes, messages of each site, rows dropped, convergence.
         """
         table = Summary(self.found.table)
         table.attrs["sentences"] = sentences_of(self)
@@ -153,7 +153,7 @@ class Fit:
         return self.site_draws_ | self.added
 
     def effects(self) -> pd.DataFrame:
-        """How each site deviates from the shared coefficients.
+        """The deviation of each site from the shared coefficients.
 
         Returns:
             A table with columns client, term, mean, sd, q05 and q95, in the units of the term.
@@ -179,7 +179,7 @@ class Fit:
         return self._by_site(own)
 
     def group_effects(self) -> pd.DataFrame:
-        """How each group inside a site, such as a ward, deviates from its site.
+        """The deviation of each group inside a site, such as a ward, from its site.
 
         Returns:
             A table with columns client, group, mean, sd, q05 and q95; empty without such groups.
@@ -332,7 +332,7 @@ class Fit:
         return compare(self, other)
 
     def left_out(self) -> dict[str, float]:
-        """How well each site's rows are predicted from those of all other sites.
+        """The predictive density of each site's rows, given those of all other sites.
 
         Each site weights draws of the posterior by one over its own likelihood: one round.
         """
@@ -375,7 +375,7 @@ class Fit:
         return write(self, Path(path))
 
     def save(self, folder: str | Path) -> Path:
-        """Keep the fit in a folder, for `covey.load_fit`: tables, draws and design, no rows.
+        """Save the fit in a folder, for `covey.load_fit`: tables, draws and design, no rows.
 
         Args:
             folder: The folder; it is made where it does not exist.

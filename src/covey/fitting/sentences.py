@@ -1,5 +1,5 @@
-"""A fit in sentences: what was fitted, what left the sites, which rows were dropped, and whether
-the result can be trusted.
+"""A fit in sentences: the model, the messages of the sites, the dropped rows, and whether the
+result can be trusted.
 """
 
 from html import escape

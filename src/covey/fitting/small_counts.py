@@ -1,5 +1,5 @@
-"""Small counts: what a site may tell, and which rows it leaves out, so that nobody can read a count
-of a few rows.
+"""Small counts: the counts that a site may tell, and the rows that it leaves out, so that nobody
+can read a count of a few rows.
 
 A count below `least` (a site's `min_count`) cannot be hidden by leaving out its number alone. The
 number of rows less the other counts is the same count, the mean of a column of 0 and 1 is one, and
@@ -21,10 +21,10 @@ FEW_VALUES = 3  # of a column of numbers: mean and variance then tell how many r
 
 
 class Part(NamedTuple):
-    """What is counted: a factor of a term of the formula, by row.
+    """The values to be counted: a factor of a term of the formula, by row.
 
     Attributes:
-        text: How the formula calls it.
+        text: Its name in the formula.
         codes: The index of each row's value; -1 where it is missing.
         values: The values.
         is_factor: Whether its values are levels. Numbers count where they are few different ones.

@@ -198,7 +198,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _record(fit: "Fit") -> dict[str, Any] | None:
-    """What the report says about the run, so that a loaded fit has the same report."""
+    """The facts about the run for the report, so that a loaded fit has the same report."""
     from covey.report.from_fit import record_of
 
     found = record_of(fit)
@@ -241,7 +241,7 @@ def _write_published(fit: "Fit", path: Path) -> None:
 
 
 def _published(fit: "Fit", path: Path) -> Any:
-    """What new sites need, read with the shapes that the method says."""
+    """The state that new sites need, read with the shapes of the method."""
     import jax
     import jax.numpy as jnp
 

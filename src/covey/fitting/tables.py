@@ -1,6 +1,6 @@
 """Tables of sites: reading them, and their columns as numbers or words.
 
-A column that a formula does not name is never looked at.
+A column that a formula does not name is never used.
 """
 
 import re
@@ -40,7 +40,7 @@ class Table(NamedTuple):
     index: np.ndarray | None = None
 
     def row(self, index: int) -> str:
-        """What a message calls a row."""
+        """The name of a row in messages."""
         index = index if self.index is None else int(self.index[index])
         if self.path is not None and self.path.suffix != ".parquet":
             return f"{self.path}, line {csv_files.line_of(self.path, index)}"
@@ -48,7 +48,7 @@ class Table(NamedTuple):
 
     @property
     def place(self) -> str:
-        """What a message calls the table."""
+        """The name of the table in messages."""
         return f"the table of {self.name!r}" if self.path is None else str(self.path)
 
 
@@ -83,7 +83,7 @@ def read_tables(
         data: For each site's name a data frame or a file; a folder with one CSV or Parquet file per
             site; one table with a column that names the site; or federated data.
         client: The column that names the site, in one table.
-        outcome: What the outcome of federated data is called.
+        outcome: Name of the outcome of federated data.
 
     Returns:
         One table per site, in order: as given, or sorted by name.

@@ -88,8 +88,8 @@ def usable(columns: dict[str, Column], uses: Uses, missing: Missing) -> np.ndarr
 
     Args:
         columns: The columns in use.
-        uses: What they are used for.
-        missing: What happens to missing values.
+        uses: Their uses.
+        missing: Treatment of missing values.
     """
     names = uses.every if missing == "drop" else uses.needed
     found = [columns[name].missing for name in names if name in columns]
