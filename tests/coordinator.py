@@ -8,14 +8,14 @@ from typing import Any
 from covey.core import protocol
 from covey.core.protocol import SERVER, Envelope, Kind
 from covey.core.shard import bucket_size
-from covey.deploy.fit_rows import description_of
+from covey.deploy.fit_said import description_of
 from covey.deploy.study import Study
 from covey.fitting.combination import combine
 
 
 def design_of(study: Study, said: list) -> dict:
     """The design that an honest server makes of what sites have said, as it travels."""
-    described = [description_of(one) for one in said]
+    described = [description_of(study, one["site"], one) for one in said]
     made = combine(described, study.formula, missing=study.tables["fit"]["missing"])
     plain = replace(made, rows={}, dropped={}, filled={}).to_json()
     return json.loads(json.dumps(plain))

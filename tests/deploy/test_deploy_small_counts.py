@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from covey.deploy import fit_rows
+from covey.deploy.fit_said import description_of
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import read
 from covey.deploy.site_table import open_table
@@ -39,7 +40,7 @@ def said_in_all(folder, table, study, **limits):
     said = described(site, study)
     other = Table("bern", pd.concat([table_of(7, 80), table_of(8, 80)]))
     options = {"missing": study.tables["fit"]["missing"]}
-    both = [fit_rows.description_of(said), describe(other, study.formula, **options)]
+    both = [description_of(study, "basel", said), describe(other, study.formula, **options)]
     design = combine(both, study.formula, **options)
     found = fit_rows.made(site, design, open_table(site))
     sums = Statistics.of(design, found.rows)._asdict()

@@ -13,6 +13,8 @@ from covey.core.wire import DTYPES
 from covey.data.division import SPLITS, Split, split_index
 from covey.data.scaling import Scaling
 
+MOST_ROWS = 2**31 - 1  # of a site
+
 
 @dataclass(frozen=True, eq=False)
 class Roster:
@@ -105,6 +107,9 @@ def of_sites(entries: Mapping[str, Mapping[str, Any]]) -> Roster:
     if not entries:
         raise ValueError("a study needs at least one site, and none has answered")
     names = sorted(entries)
+    for name in names:
+        if not isinstance(entries[name], Mapping):
+            raise ValueError(f"site {name!r} says nothing of its rows")
     specs = {name: spec_from(entries[name].get("spec"), name) for name in names}
     first = specs[names[0]]
     for name, spec in specs.items():
@@ -207,7 +212,10 @@ def find_client(
 
 def _counts(value: Any, site: str) -> list[int]:
     try:
-        return [_whole(value[split]) for split in SPLITS]
+        found = [_whole(value[split]) for split in SPLITS]
+        if sum(found) > MOST_ROWS:
+            raise ValueError(f"there are more than {MOST_ROWS}")
+        return found
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"site {site!r} gives no counts of rows: {error}") from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covey.deploy.fit_part import SharedPrior, SharedResult
-from covey.deploy.fit_rows import description_of, statistics_of
+from covey.deploy.fit_said import description_of, statistics_of
 from covey.deploy.plan import Outcome, Program
 from covey.deploy.study import Study
 from covey.fitting.cautions import collected, warn_of, warn_of_priors, warn_of_rows
@@ -46,7 +46,7 @@ class FitPlan:
         """One design of all descriptions. Counts of a site are not sent to the others."""
         fit, formula = self._fit, self._study.formula
         assert formula is not None
-        described = [description_of(one)._replace(site=name) for name, one in said.items()]
+        described = [description_of(self._study, name, one) for name, one in said.items()]
         self._bytes = sum(len(json.dumps(one)) for one in said.values()) / len(said)
         options = {"missing": fit["missing"], "weights": fit.get("weights")}
         self._design = combine(described, formula, family=fit.get("family"), **options)
@@ -63,7 +63,7 @@ class FitPlan:
         """Priors, scaled by sums over all sites."""
         design = self._design
         assert design is not None
-        each = {name: statistics_of(one["statistics"]) for name, one in said.items()}
+        each = {name: statistics_of(design, name, one) for name, one in said.items()}
         total = reduce(add, each.values())
         check_sums(design, total, list(said), estimate=self._fit["estimate"])
         # Digests of rows stay at the sites: small tables could be guessed from them.

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from covey.deploy.fit_design import design_of
-from covey.deploy.plain_values import checked
 from covey.deploy.policy import check_rows
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
@@ -21,7 +20,6 @@ from covey.fitting.counted import counted
 from covey.fitting.description import Description, describe
 from covey.fitting.design import Design, Rows
 from covey.fitting.formula import Formula
-from covey.fitting.priors import Statistics
 from covey.fitting.small_counts import Rare
 from covey.fitting.tables import Table
 from covey.fitting.uses import Missing
@@ -68,18 +66,6 @@ def _said(site: SiteFile, study: Study, table: Table) -> Description:
         rest, rare = _rest(site, formula, table, **options)
         found = describe(rest, formula, **options, least=limits.min_count, apart=apart)
     return found._replace(withheld=tuple(dict.fromkeys(one.text for one in rare)))
-
-
-def description_of(content: Any) -> Description:
-    """The description that a site has sent.
-
-    Args:
-        content: Plain values.
-
-    Raises:
-        ValueError: They are no description.
-    """
-    return checked(Description, content)
 
 
 class FitRows(NamedTuple):
@@ -137,15 +123,3 @@ def _rest(
             "limits.rare_levels = 'use': these counts can then be read from your sums",
         )
     return rest, rare
-
-
-def statistics_of(content: Any) -> Statistics:
-    """The sums that a site has sent, which priors are scaled by.
-
-    Args:
-        content: Plain values.
-
-    Raises:
-        ValueError: They are no such sums.
-    """
-    return checked(Statistics, content)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core.protocol import Refusal
-from covey.core.wire import WireError
 from covey.deploy.status import StatusFile
 from covey.deploy.study import Study
 from covey.engines.connection import Connection, greet
@@ -82,10 +81,7 @@ class Greeter:
 
     def _once(self, sites: list[str], question: Any, said: dict[str, Any]) -> dict[str, str]:
         """Ask once, and add to what was said; why the others say nothing."""
-        try:
-            answers = greet(self._connection, sites, question)
-        except WireError as error:
-            raise StudyRefusedError(f"a site's answer cannot be read: {error}") from None
+        answers = greet(self._connection, sites, question)
         why = dict.fromkeys(sites, "no answer in time")
         for name, answer in answers.items():
             if isinstance(answer, Refusal):

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from covey.runs.run import Run
 
 
+class BadAnswerError(ValueError):
+    """A site has said what cannot be.
+
+    Attributes:
+        site: The site.
+        why: What it said, to follow its name in a sentence.
+    """
+
+    def __init__(self, site: str, why: str):
+        super().__init__(f"site {site!r} {why}")
+        self.site, self.why = site, why
+
+
 class Program(NamedTuple):
     """What the server runs.
 

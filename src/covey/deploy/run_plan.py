@@ -24,7 +24,7 @@ class RunPlan:
 
     def agree(self, said: Mapping[str, Any]) -> Any:
         """Means and scales over all sites, where the study standardises."""
-        found = {name: run_rows.said_of(one) for name, one in said.items()}
+        found = {name: run_rows.said_of(self._study, name, one) for name, one in said.items()}
         run_rows.check_said(self._study, found)
         return run_rows.scaling_to_json(run_rows.scaling_of(self._study, found))
 

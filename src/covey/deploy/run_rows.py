@@ -14,6 +14,7 @@ import numpy as np
 from covey.data.federated import FederatedData
 from covey.data.scaling import Scaling, Sums, of_sums, sums
 from covey.deploy.plain_values import checked
+from covey.deploy.plan import BadAnswerError
 from covey.deploy.policy import check_rows
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
@@ -196,16 +197,38 @@ def scaling_of(study: Study, said: Mapping[str, Said]) -> Scaling | None:
     return of_sums(total, columns["features"])
 
 
-def said_of(content: Any) -> Said:
+def said_of(study: Study, site: str, content: Any) -> Said:
     """What a site has sent, as it was.
 
     Args:
+        study: The study.
+        site: The site's name.
         content: Plain values.
 
     Raises:
-        ValueError: They are not what a site says.
+        BadAnswerError: They are not what a site says of columns for this study.
     """
-    return checked(Said, content)
+    try:
+        said = checked(Said, content)
+    except ValueError as error:
+        raise BadAnswerError(site, f"says of its columns what is not known: {error}") from None
+    columns = study.tables["columns"]
+    needed, known = {*columns["features"], columns["outcome"]}, {*said.kinds, *said.absent}
+    if needed != known or not set(said.kinds.values()) <= {"number", "text", "empty"}:
+        raise BadAnswerError(site, "speaks of other columns than those of the study")
+    usable = not said.absent and set(said.kinds.values()) == {"number"}
+    if not usable or not columns["standardise"]:
+        return said
+    if said.sums is None:
+        raise BadAnswerError(site, "gives no sums of its features, which the study scales")
+    count, first, second, resolution = map(np.asarray, said.sums)
+    of_all = all(one.shape == (len(columns["features"]),) for one in (count, first, second))
+    if not of_all or resolution < 0 or not np.all((count >= 0) & (second >= 0)):
+        raise BadAnswerError(site, "gives sums of its features that no rows have")
+    # The sum of n values is at most the root of n times that of their squares; and rounding.
+    if not np.all(np.abs(first) <= np.sqrt(count * second) * (1 + 1e-3) + 1e-6):
+        raise BadAnswerError(site, "gives sums of its features that no rows have")
+    return said
 
 
 def scaling_to_json(scaling: Scaling | None) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from covey.data.roster import Roster, of_sites, spec_as_text
 from covey.deploy import status as statuses
 from covey.deploy.greeting import Greeter, StudyRefusedError
 from covey.deploy.plain_values import checked
-from covey.deploy.plan import Outcome, Plan
+from covey.deploy.plan import BadAnswerError, Outcome, Plan
 from covey.deploy.status import StatusFile
 from covey.deploy.study import Study
 from covey.engines.connection import Connection, RoundReport
@@ -105,6 +105,7 @@ def conduct(
         StudyRefusedError: Too few sites take part; the message says why, site by site.
         ValueError: Sites do not fit together; the message names site and column.
         NoQuorumError: Too few sites answered in a round. The state is kept: resume the study.
+        BadAnswerError: A site has said what cannot be; the message names it.
         BusyError: Another process conducts the study in this directory.
     """
     for key, value in (("quorum", quorum), ("least", least)):
@@ -145,6 +146,8 @@ def conduct(
                 found(outcome.found)
             lost = _publish(run, outcome, greeter, agreed)
         except BaseException as error:
+            if isinstance(error, BadAnswerError):
+                status.damaged(error.site, error.why)
             status.set("failed", str(error) or type(error).__name__)
             raise
         status.set("finished", lost)
@@ -173,6 +176,9 @@ def _agree(
     part = [name for name in there if name in said]
     content = plan.agree({name: said[name] for name in part} if known is None else known.said)
     entries, _ = greeter.ask("agree", part, content)
+    for name, one in entries.items():
+        if not isinstance(one, dict) or not isinstance(one.get("entry"), dict):
+            raise BadAnswerError(name, "says nothing of its rows")
     if known is None:
         entries = {name: entries[name] for name in part}
         agreed = Agreed(study.text, server, names, said, entries, silent)

@@ -112,6 +112,15 @@ class StatusFile:
             known[name] = known.get(name, SiteStatus())._replace(state="left out", why=why)
         self._write(self.status._replace(sites=known))
 
+    def damaged(self, site: str, why: str) -> None:
+        """Note a site that has said what cannot be."""
+        known = self.status.sites.get(site, SiteStatus())
+        self._write(
+            self.status._replace(
+                sites=self.status.sites | {site: known._replace(state="damaged", why=why)}
+            )
+        )
+
     def note(self, report: RoundReport) -> None:
         """Note what became of an exchange."""
         sites = dict(self.status.sites)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from covey.channel.identity import identity
-from covey.core import outline, protocol
+from covey.core import outline, protocol, tree
 from covey.core.algorithm import Empty, Query
 from covey.core.keys import root_key
 from covey.core.node import Node, node_round
@@ -105,6 +105,7 @@ class Connection:
         bodies: Mapping[str, bytes],
         stamps: Callable[[str], tuple[Stamp, Sequence[Stamp]]],
         quorum: int,
+        check: Callable[[Reception], object] | None = None,
     ) -> Reception:
         """Send a body to each of some sites and take in what comes back.
 
@@ -115,6 +116,8 @@ class Connection:
             stamps: (site) -> its last accepted upload, and those that are kept.
             quorum: Answers that are enough. Sites that are missing are asked again, with the same
                 message, until this many have come.
+            check: Looks into the answers, and spoils those that cannot be used, before it is
+                reported who has answered.
         """
         begun = time.perf_counter()
         if not self.epoch:
@@ -125,6 +128,8 @@ class Connection:
             self.new_epoch(max(later))
             found = self._exchange(kind, round_, bodies, stamps, quorum)
         self.trusted = self.trusted or found.heard > 0
+        if check is not None:
+            check(found)
         if self._watch is not None:
             self._watch(_report(kind, round_, found, time.perf_counter() - begun))
         return found
@@ -158,18 +163,25 @@ def greet(connection: Connection, sites: Sequence[str], question: Any = None) ->
         question: What to ask, as JSON; up to the sites' handlers.
 
     Returns:
-        What each site said, as JSON, by its name; a `Refusal` where it refused. Sites that did not
-        answer are missing.
-
-    Raises:
-        WireError: A site's answer is no JSON.
+        What each site said, as JSON, by its name; a `Refusal` where it refused, or where what it
+        said is no JSON. Sites that did not answer are missing.
     """
-    body = protocol.pack_text(question)
-    found = connection.exchange(
-        Kind.HELLO, 0, dict.fromkeys(sites, body), lambda name: (protocol.NEVER, ()), len(sites)
-    )
-    said = {name: protocol.unpack_text(body) for name, body in found.answers.items()}
-    return {**found.refusals, **said}
+    body, said = protocol.pack_text(question), {}
+
+    def read(found: Reception) -> None:
+        for name, answer in list(found.answers.items()):
+            try:
+                said[name] = protocol.unpack_text(answer)
+            except WireError as error:
+                found.spoil(name, str(error))
+
+    bodies, nobody = dict.fromkeys(sites, body), lambda _: (protocol.NEVER, ())
+    found = connection.exchange(Kind.HELLO, 0, bodies, nobody, len(sites), read)
+    damaged = {
+        name: protocol.Refusal(Reason.FAILED, f"its answer cannot be used: {why}")
+        for name, why in found.damaged.items()
+    }
+    return {**damaged, **found.refusals, **said}
 
 
 class Inquiry:
@@ -195,16 +207,21 @@ class Inquiry:
             NoQuorumError: Some site did not answer: a sum without it would be another sum.
         """
         content = outline.pack(jax.device_get(asked.content), self.known)
-        found = self._ask(Kind.QUERY, pack_question(name, int(asked.index), content))
-        like, answers = self._like(query, name, asked), []
-        for site in self._names:
-            if site not in found.answers:
-                continue
-            try:
-                answers.append(unpack_answer(found.answers[site], like).sent.payload)
-            except WireError as error:
-                found.spoil(site, str(error))
+        like, said = self._like(query, name, asked), {}
+
+        def read(found: Reception) -> None:
+            for site, answer in list(found.answers.items()):
+                try:
+                    said[site] = unpack_answer(answer, like).sent.payload
+                except WireError as error:
+                    found.spoil(site, str(error))
+                    continue
+                if not tree.is_finite(said[site]):
+                    found.spoil(site, f"its answer to {name!r} has values that are not finite")
+
+        found = self._ask(Kind.QUERY, pack_question(name, int(asked.index), content), read)
         self._need_all(found, f"the sum {name!r}")
+        answers = [said[site] for site in self._names]
         total = jax.tree.map(lambda *terms: sum(terms), *answers)
         each = [sum(map(np.size, jax.tree.leaves(tree))) for tree in (asked.content, total)]
         line: Line = {
@@ -226,9 +243,13 @@ class Inquiry:
         told = self._ask(Kind.PREPARE, outline.pack(jax.device_get(found)))
         self._need_all(told, "what the preparation found")
 
-    def _ask(self, kind: Kind, body: bytes) -> Reception:
+    def _ask(
+        self, kind: Kind, body: bytes, check: Callable[[Reception], object] | None = None
+    ) -> Reception:
         bodies, everyone = dict.fromkeys(self._names, body), len(self._names)
-        return self.connection.exchange(kind, 0, bodies, lambda _: (protocol.NEVER, ()), everyone)
+        return self.connection.exchange(
+            kind, 0, bodies, lambda _: (protocol.NEVER, ()), everyone, check
+        )
 
     def _like(self, query: Query, name: str, asked: Asked) -> Answer:
         """The shapes of a site's answer."""

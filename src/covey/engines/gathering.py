@@ -53,12 +53,18 @@ class Gathering:
         return [(int(at), float(w)) for at, w in zip(index[mask], weight[mask], strict=True)]
 
     def usable(
-        self, found: Reception, weights: Mapping[str, float], down: Message
+        self,
+        found: Reception,
+        weights: Mapping[str, float],
+        down: Message,
+        rows: Mapping[str, int] | None = None,
     ) -> dict[str, Answer]:
         """The answers to a broadcast that count, in the order of `weights`.
 
         What is not of the right shapes is damaged, and what does not decode to finite values has
-        diverged, whatever the site says of it; the reception is told.
+        diverged, whatever the site says of it; the reception is told. Where the training rows of
+        each site are given, an upload counts for what so many can: no method weighs a client by
+        more than its rows, and one more.
         """
         good, used = {}, self._used(down)
         for name in [name for name in weights if name in found.answers]:
@@ -67,10 +73,14 @@ class Gathering:
             except WireError as error:
                 found.spoil(name, str(error))
                 continue
-            if self._decodes(answer.sent):
-                good[name] = answer
-            else:
+            most = None if rows is None else rows[name] + 1
+            weight = answer.sent.weight
+            if not self._decodes(answer.sent):
                 found.refuse(name, Refusal(Reason.DIVERGED, "the upload is not finite"))
+            elif weight is not None and most is not None and not 0 <= weight <= most:
+                found.spoil(name, f"its upload counts for {weight:g}, and not for 0 to {most}")
+            else:
+                good[name] = answer
         return good
 
     def close(

@@ -29,7 +29,7 @@ from covey.data.federated import FederatedData
 from covey.data.roster import Roster
 from covey.engines.connection import Connection
 from covey.engines.gathering import Gathering
-from covey.engines.messages import pack_down
+from covey.engines.messages import Answer, pack_down
 from covey.engines.reception import (
     NoQuorumError,
     Reception,
@@ -168,15 +168,23 @@ class Sites:
             )
         sent = self.broadcast(state) if down is None else down
         body = protocol.join([protocol.pack_text(split), self._described(sent)])
-        found = self._ask_all(Kind.EVALUATE, state, body, quorum=0)
         like = self._metrics_like(sent)
         blank = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), like)
         each = [blank] * self.roster.clients
-        for name, answer in list(found.answers.items()):
-            try:
-                each[self.roster.position_of(name)] = wire.unpack(answer, like)
-            except WireError as error:
-                found.spoil(name, str(error))
+
+        def read(found: Reception) -> None:
+            for name, answer in list(found.answers.items()):
+                try:
+                    measured = wire.unpack(answer, like)
+                except WireError as error:
+                    found.spoil(name, str(error))
+                    continue
+                if all(_is_count(metric.count) for metric in measured.values()):
+                    each[self.roster.position_of(name)] = measured
+                else:
+                    found.spoil(name, "its metrics are of a number of rows that cannot be")
+
+        found = self._ask_all(Kind.EVALUATE, state, body, quorum=0, check=read)
         self._tell(found, quiet=(Reason.DECLINED,))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
 
@@ -268,10 +276,15 @@ class Sites:
         weights = {self.names[at]: weight for at, weight in self.gathering.cohort(t)}
         down = self.gathering.broadcast(state.server)
         needed = len(weights) if self.quorum is None else min(self.quorum, len(weights))
-        found = self.connection.exchange(
-            Kind.ROUND, t, dict.fromkeys(weights, pack_down(down)), self._stamps(state), needed
-        )
-        usable = self.gathering.usable(found, weights, down)
+        usable: dict[str, Answer] = {}
+        trained = self.roster.counts("train")
+        rows = {name: int(trained[self._position[name]]) for name in weights}
+
+        def read(found: Reception) -> None:
+            usable.update(self.gathering.usable(found, weights, down, rows))
+
+        bodies = dict.fromkeys(weights, pack_down(down))
+        found = self.connection.exchange(Kind.ROUND, t, bodies, self._stamps(state), needed, read)
         self._tell(found, quiet=(Reason.DIVERGED,))
         if found.heard < needed:
             raise NoQuorumError(
@@ -301,9 +314,16 @@ class Sites:
         accepted = with_accepted(state.accepted, positions, Stamp(self.connection.epoch, t))
         return SitesState(t + 1, server, accepted), line
 
-    def _ask_all(self, kind: Kind, state: SitesState, body: bytes, quorum: int) -> Reception:
-        bodies = dict.fromkeys(self.names, body)
-        return self.connection.exchange(kind, state.round, bodies, self._stamps(state), quorum)
+    def _ask_all(
+        self,
+        kind: Kind,
+        state: SitesState,
+        body: bytes,
+        quorum: int,
+        check: Callable[[Reception], object] | None = None,
+    ) -> Reception:
+        bodies, stamps = dict.fromkeys(self.names, body), self._stamps(state)
+        return self.connection.exchange(kind, state.round, bodies, stamps, quorum, check)
 
     def _stamps(self, state: SitesState) -> Callable[[str], tuple[Stamp, Sequence[Stamp]]]:
         def stamps(name: str) -> tuple[Stamp, Sequence[Stamp]]:
@@ -350,3 +370,7 @@ class Sites:
             f"{what} of {self.names[client]!r} are made at the site, from rows and a state that "
             "only the site has: each site has its own results"
         )
+
+
+def _is_count(values: np.ndarray) -> bool:
+    return bool(np.all(np.isfinite(values) & (values >= 0)))
