@@ -21,7 +21,7 @@ TITLES = [
     "Predictive calibration",
     "Residuals",
     "Posterior draws",
-    "What each site sent",
+    "Messages of the sites",
     "Privacy budget",
     "Fairness across sites",
     "Convergence over rounds",

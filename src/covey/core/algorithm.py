@@ -300,7 +300,7 @@ def averaged_over(algorithm: Algorithm, draws: int) -> Algorithm:
     """The method with predictions that average over `draws` draws.
 
     Raises:
-        ValueError: The method has no such number, or it is not a positive integer.
+        ValueError: The method has no such count, or it is not a positive integer.
     """
     if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 1:
         raise ValueError(f"draws={draws!r}: a positive integer is needed")

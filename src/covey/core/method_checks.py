@@ -95,7 +95,7 @@ def _at(method: Algorithm, field: str) -> object:
 
 
 def _misfit(field: str, function: Callable[..., Any]) -> str | None:
-    """What is wrong with a function's arguments, or None."""
+    """The mistake in a function's arguments, or None."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a function that is not written in Python
@@ -116,6 +116,6 @@ def code_of(function: Callable[..., Any]) -> CodeType | None:
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Where a function is written, in brackets after a space; empty where that is not known."""
+    """The file and line of a function, in brackets after a space; empty where they are unknown."""
     code = code_of(function)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""

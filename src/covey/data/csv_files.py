@@ -166,13 +166,13 @@ def _not_utf8(path: Path) -> str:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             return f"{path} is UTF-16 text; save it as UTF-8 (in Excel, as 'CSV UTF-8')"
         file.seek(0)
-        for number, line in enumerate(file, start=1):
+        for at, line in enumerate(file, start=1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
                 near = line[max(0, error.start - 10) : error.start + 10].decode("latin-1").strip()
                 return (
-                    f"{path}, line {number}: the text is not UTF-8 near {near!r} (read as Latin-1);"
+                    f"{path}, line {at}: the text is not UTF-8 near {near!r} (read as Latin-1);"
                     f" save the file as UTF-8, or read it with pandas.read_csv({path.name!r},"
                     " encoding='latin-1') and pass the data frame"
                 )

@@ -62,10 +62,10 @@ def explaining(method: Algorithm) -> Algorithm:
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """What is raised in a user's own code becomes a ValueError that names the line.
+    """Errors of a user's own code become a ValueError that names the line.
 
     Args:
-        what: What the code is, for the message.
+        what: Name of the code, for the message.
     """
     try:
         yield

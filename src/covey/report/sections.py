@@ -238,10 +238,10 @@ def _draws(draws: Draws) -> Section:
 def _traffic(traffic: Traffic) -> Section:
     blocks = [Table("messages", "Messages of all sites together", traffic.messages)]
     if traffic.parts is not None:
-        blocks.append(Table("upload", "What one site sends in one round", traffic.parts))
+        blocks.append(Table("upload", "Upload of one site in one round", traffic.parts))
     if traffic.clients is not None:
         blocks.append(Table("site-rows", "Rows of each site", traffic.clients))
-    return Section("traffic", "What each site sent", traffic.sentences, tuple(blocks))
+    return Section("traffic", "Messages of the sites", traffic.sentences, tuple(blocks))
 
 
 def _privacy(privacy: Privacy) -> Section:
