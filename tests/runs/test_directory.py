@@ -71,12 +71,12 @@ def test_newest_two_checkpoints_are_kept(tmp_path):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_any_changed_byte_of_a_checkpoint_is_noticed(tmp_path_factory, place, change):
+def test_any_changed_byte_of_a_checkpoint_is_noticed(tmp_path_factory, index, change):
     folder = tmp_path_factory.mktemp("checkpoints")
     checkpoint.save(folder, Checkpoint(Header(3, "fedavg", "abc"), b"state" * 20))
     (path,) = folder.iterdir()
     data = bytearray(path.read_bytes())
-    data[place % len(data)] ^= change
+    data[index % len(data)] ^= change
     path.write_bytes(data)
     with pytest.raises(checkpoint.DamagedError):
         checkpoint.load(path)

@@ -79,13 +79,13 @@ def test_clients_have_one_line_each(whole, data):
 def test_evaluation_agrees_with_predictions(whole, data):
     found = whole.evaluate(split="test")
     correct = 0
-    for place in range(data.clients):
-        rows = data.shard(place, "test").rows
+    for index in range(data.clients):
+        rows = data.shard(index, "test").rows
         predicted = np.argmax(
-            whole.predict(rows.x, client=data.name_of(place)).log_probability, axis=-1
+            whole.predict(rows.x, client=data.name_of(index)).log_probability, axis=-1
         )
         accuracy = float(np.mean(predicted == np.asarray(rows.y)))
-        assert found.clients["accuracy"][place] == pytest.approx(accuracy, abs=1e-6)
+        assert found.clients["accuracy"][index] == pytest.approx(accuracy, abs=1e-6)
         correct += int(np.sum(predicted == np.asarray(rows.y)))
     assert found.pooled["accuracy"] == pytest.approx(correct / data.counts("test").sum(), abs=1e-6)
 
@@ -176,7 +176,7 @@ def test_a_part_without_rows_is_told_before_the_first_round(method, data, whole)
 
 
 def test_clients_with_other_columns_are_refused(method, data):
-    names = tuple(f"column{place}" for place in range(data.rows.x.shape[1]))
+    names = tuple(f"column{index}" for index in range(data.rows.x.shape[1]))
     named, turned = (
         replace(data, spec=data.spec._replace(features=features))
         for features in (names, names[::-1])

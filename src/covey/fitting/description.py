@@ -170,7 +170,7 @@ def describe(
     dropped = told(size - complete, least)
     return Description(
         site=table.name,
-        place=table.place,
+        place=table.title,
         rows=complete + dropped,
         absent=absent,
         kinds={name: one.kind for name, one in columns.items()},

@@ -176,7 +176,7 @@ class Design:
         absent = [name for name in uses.every if name not in table.frame]
         if absent:
             raise ValueError(
-                f"{table.place} lacks the column{'s' * (len(absent) > 1)} "
+                f"{table.title} lacks the column{'s' * (len(absent) > 1)} "
                 f"{', '.join(map(repr, absent))}; the formula is {self.text}"
             )
         columns = self._as_known(table, columns_of(table, uses))
@@ -254,7 +254,7 @@ class Design:
             rule = f"new_levels='reference' predicts it as {levels[0]!r}"
             remedy = rule if predicting else "Write it as elsewhere, or fit again with this site"
             raise ValueError(
-                f"{table.place}: {inner!r} has the level {odd[0]!r}, which no site had; known are "
+                f"{table.title}: {inner!r} has the level {odd[0]!r}, which no site had; known are "
                 f"{', '.join(map(repr, levels))}. {remedy}"
             )
 

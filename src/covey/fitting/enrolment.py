@@ -17,7 +17,7 @@ from covey.fitting.groups import with_groups
 from covey.fitting.methods import DRAWS, Estimate, method_of, mixed_model
 from covey.fitting.prediction import Draws, effects_of_a_new_site
 from covey.fitting.priors import LogPrior, Statistics
-from covey.fitting.tables import Place, Site, Table, check_name, read_table, word
+from covey.fitting.tables import Site, Table, TableSource, check_name, read_table, word
 from covey.fitting.terms import Terms
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from covey.fitting.result import Fit
 
 
-def add_client(fit: "Fit", name: Site, place: "Place | None", *, refit: bool) -> "Fit":
+def add_client(fit: "Fit", name: Site, source: "TableSource | None", *, refit: bool) -> "Fit":
     """The fit with one more site; see `Fit.add_client`.
 
     Args:
         fit: The fit.
         name: The new site.
-        place: Its table; None, or a table without rows, for a site without any.
+        source: Its table; None, or a table without rows, for a site without any.
         refit: Whether to fit again, with its rows among those of the others.
     """
     from covey.fitting.fit import fit_tables
@@ -41,7 +41,7 @@ def add_client(fit: "Fit", name: Site, place: "Place | None", *, refit: bool) ->
     check_name(name)
     if name in fit.clients:
         raise ValueError(f"there is a site {name!r} already; sites are {', '.join(fit.clients)}")
-    table = read_table(pd.DataFrame() if place is None else place, name)
+    table = read_table(pd.DataFrame() if source is None else source, name)
     if refit:
         return fit_tables(
             fit.design.formula,
@@ -83,8 +83,8 @@ def add_client(fit: "Fit", name: Site, place: "Place | None", *, refit: bool) ->
     if not empty:
         stored["digests"] = stored.get("digests", {}) | {name: rows.digest}
     if table.path is not None and not empty:
-        places = stored.get("added_places", {})
-        stored["added_places"] = places | {name: str(table.path.resolve())}
+        paths = stored.get("added_paths", {})
+        stored["added_paths"] = paths | {name: str(table.path.resolve())}
     said = (*fit.notes, *notes)
     return replace(
         fit, design=design, tables=tables, added=fit.added | drawn, stored=stored, notes=said
@@ -164,7 +164,7 @@ def personal_program(design: Design, method: str, estimate: Estimate, prior: Log
         assert draw is not None
 
         def drawn(keys: Any, published: Any, data: Any) -> Any:
-            # The marginal method draws effects given the rows; a chain has to find its place first.
+            # The marginal method draws effects given the rows; a chain has to converge first.
             if method == "marginal":
                 return draw(jnp.stack(keys), published, Empty(), data, DRAWS)
             state = made.adapt(keys[1], published, data)

@@ -111,7 +111,7 @@ def needs_of(formula: Formula) -> Needs:
 
     Raises:
         ValueError: The formula is not well formed, or has a transform that needs pooled rows; the
-            message points at the place.
+            message points at the position.
 
     Example:
         >>> from covey.fitting.formula import parse
@@ -137,9 +137,9 @@ def needs_of(formula: Formula) -> Needs:
     for expression in formula.offsets:
         tree = checked(formula, expression)
         if any(_name(node.func) in (*SCALES, "C", "bs") for node in _calls(tree)):
-            place = formula.text.find(expression)
+            position = formula.text.find(expression)
             problem(
-                formula.text, place, "an offset is added as it is: scale() and C() are for terms"
+                formula.text, position, "an offset is added as it is: scale() and C() are for terms"
             )
         inside += _names(tree)
     for outcome in formula.outcome.expressions:
@@ -210,24 +210,28 @@ def checked(formula: Formula, expression: str) -> ast.expr:
         formula: The formula that it is part of.
         expression: The expression.
     """
-    place = max(formula.text.find(expression), 0)
+    position = max(formula.text.find(expression), 0)
     if is_name(expression):
         return ast.Name(names_of(expression)[0])
     if "`" in expression:
-        problem(formula.text, place, "a column inside of a function needs a plain name; rename it")
+        problem(
+            formula.text, position, "a column inside of a function needs a plain name; rename it"
+        )
     try:
         tree = ast.parse(expression, mode="eval").body
     except SyntaxError as error:
-        problem(formula.text, place + (error.offset or 1) - 1, f"{expression!r} is not well formed")
+        problem(
+            formula.text, position + (error.offset or 1) - 1, f"{expression!r} is not well formed"
+        )
         raise
     called = {id(node.func) for node in _calls(tree)}
     for node in ast.walk(tree):
         if not isinstance(node, _NODES):
-            problem(formula.text, place, f"{ast.unparse(node)!r} cannot stand in a formula")
+            problem(formula.text, position, f"{ast.unparse(node)!r} cannot stand in a formula")
         if isinstance(node, ast.Attribute):
-            _check_attribute(formula, node, place, is_called=id(node) in called)
+            _check_attribute(formula, node, position, is_called=id(node) in called)
         if isinstance(node, ast.BitXor):
-            problem(formula.text, place, f"a power is written **, as in I(x**2): {expression}")
+            problem(formula.text, position, f"a power is written **, as in I(x**2): {expression}")
         if isinstance(node, ast.Call):
             _check_call(formula, node)
     return tree
@@ -258,14 +262,16 @@ def context() -> dict[str, object]:
     return {**NUMPY}
 
 
-def _check_attribute(formula: Formula, node: ast.Attribute, place: int, *, is_called: bool) -> None:
+def _check_attribute(
+    formula: Formula, node: ast.Attribute, position: int, *, is_called: bool
+) -> None:
     of_numpy = _name(node.value) == "np"
     if of_numpy and node.attr in NUMPY:
         return
     why = ": a column inside of a function needs a plain name; rename it"
     if of_numpy or is_called:
         why = f" is not known in a formula; allowed are np.{', np.'.join(NUMPY)}"
-    problem(formula.text, place, f"{ast.unparse(node)}{why}")
+    problem(formula.text, position, f"{ast.unparse(node)}{why}")
 
 
 def _check_call(formula: Formula, node: ast.Call) -> None:
@@ -273,14 +279,14 @@ def _check_call(formula: Formula, node: ast.Call) -> None:
     if isinstance(node.func, ast.Attribute):
         return
     name = ast.unparse(node.func) if name is None else name
-    place = max(formula.text.find(f"{name}("), 0)
+    position = max(formula.text.find(f"{name}("), 0)
     given = {word.arg for word in node.keywords}
     if name == "bs" and given >= _FIXED_SPLINE:
         return
     if name in REFUSED:
         problem(
             formula.text,
-            place,
+            position,
             f"{name}() would be fitted to pooled rows, which nobody has; {REFUSED[name]}",
         )
     known = [*NUMPY, *SCALES, *CONTRASTS, "C", "I", "bs"]
@@ -288,7 +294,7 @@ def _check_call(formula: Formula, node: ast.Call) -> None:
         near = get_close_matches(str(name), known, n=1)
         hint = f"; did you mean {near[0]}()?" if near else ""
         hint = f"; {_IN_R[name]}" if name in _IN_R else hint
-        problem(formula.text, place, f"{name}() is not known in a formula{hint}")
+        problem(formula.text, position, f"{name}() is not known in a formula{hint}")
 
 
 def _find_scales(formula: Formula, tree: ast.expr, scaled: dict[str, str]) -> None:
@@ -296,23 +302,23 @@ def _find_scales(formula: Formula, tree: ast.expr, scaled: dict[str, str]) -> No
 
     for node in _calls(tree):
         name = _name(node.func)
-        place = max(formula.text.find(f"{name}("), 0)
+        position = max(formula.text.find(f"{name}("), 0)
         if name == "C" or name in CONTRASTS:
-            problem(formula.text, place, f"{name}() stands alone, not inside of an expression")
+            problem(formula.text, position, f"{name}() stands alone, not inside of an expression")
         if name not in SCALES:
             continue
         if len(node.args) != 1 or node.keywords:
-            problem(formula.text, place, f"{name}() takes one expression: {name}(x)")
+            problem(formula.text, position, f"{name}() takes one expression: {name}(x)")
         if any(_name(inner.func) in SCALES for inner in _calls(node.args[0])):
-            problem(formula.text, place, "scale() and center() cannot be nested; one is enough")
+            problem(formula.text, position, "scale() and center() cannot be nested; one is enough")
         scaled[format_expr(node)] = ast.unparse(node.args[0])
 
 
 def _factor_argument(formula: Formula, tree: ast.Call, expression: str) -> str:
     if not tree.args or any(word.arg == "levels" for word in tree.keywords):
-        place = max(formula.text.find(expression), 0)
+        position = max(formula.text.find(expression), 0)
         problem(
-            formula.text, place, "write C(x) or C(x, Treatment('a')); levels come from the sites"
+            formula.text, position, "write C(x) or C(x, Treatment('a')); levels come from the sites"
         )
     return ast.unparse(tree.args[0])
 

@@ -19,7 +19,7 @@ from covey.fitting.design import Design, Rows
 from covey.fitting.formula import Formula, parse
 from covey.fitting.methods import Estimate, check_method, found_by, method_of
 from covey.fitting.priors import LogPrior, Statistics, chosen_priors, printed, spread_of
-from covey.fitting.tables import Place, Table, read_tables
+from covey.fitting.tables import Table, TableSource, read_tables
 from covey.fitting.tables_again import outcome_name
 from covey.fitting.terms import Terms
 from covey.fitting.uses import RULES, Missing
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def fit(
     formula: str,
-    data: "Mapping[str, Place] | Place | FederatedData",
+    data: "Mapping[str, TableSource] | TableSource | FederatedData",
     *,
     family: str | None = None,
     estimate: Estimate = "posterior",
@@ -103,11 +103,11 @@ def fit(
     label = client or next((b.within or b.group for b in parsed.bars), None)
     tables = read_tables(data, client=label, outcome=outcome_name(parsed))
     given = client or (label if _is_one_table(data) else None)
-    place = str(Path(data).resolve()) if isinstance(data, (str, Path)) else None
+    data_path = str(Path(data).resolve()) if isinstance(data, (str, Path)) else None
     return fit_tables(
         parsed,
         tables,
-        place=place,
+        data_path=data_path,
         family=family,
         estimate=estimate,
         method=method,
@@ -141,7 +141,7 @@ def fit_tables(
     out: str | Path | None,
     seed: int,
     progress: bool,
-    place: str | None = None,
+    data_path: str | None = None,
     start: object = None,
 ) -> "Fit":
     """The fit of a formula to tables that are read; see `fit`.
@@ -159,7 +159,7 @@ def fit_tables(
         out: Folder to save the fit in.
         seed: Seed of everything random.
         progress: Whether to show progress.
-        place: Source of the tables, to find them again.
+        data_path: Source of the tables, to find them again.
         start: A fit to start from, whose maximum is near.
     """
     import covey
@@ -218,7 +218,7 @@ def fit_tables(
             "outcomes": {name: one.outcome_digest for name, one in rows.items()},
             "spread": spread_of(design, statistics),
         }
-        | ({} if place is None else {"place": place}),
+        | ({} if data_path is None else {"data_path": data_path}),
     )
     if out is not None:
         result.save(out)

@@ -1,7 +1,7 @@
 """Formulas as in lme4: an outcome, fixed effects, offsets and bar terms.
 
 The fixed part and the inside of a bar term are formulaic's; bar terms, `offset(...)` and outcomes
-of counts are found here, so that errors can point at their place.
+of counts are found here, so that errors can point at their position.
 """
 
 import re
@@ -74,7 +74,7 @@ def parse(text: str) -> Formula:
         The parts. `(1 | a/b)` becomes `(1 | a)` and `(1 | a:b)`.
 
     Raises:
-        ValueError: The formula is not well formed; the message points at the place.
+        ValueError: The formula is not well formed; the message points at the position.
 
     Example:
         >>> found = parse("ill ~ age + offset(log(days)) + (1 + age || hospital)")
@@ -101,8 +101,8 @@ def parse(text: str) -> Formula:
         is_bar = _is_enclosed(piece) and any(_top_level(piece[1:-1], "|"))
         is_offset = piece.startswith("offset(") and _is_enclosed(piece[len("offset") :])
         if not (is_bar or is_offset):
-            for place, _ in _top_level(piece, "|"):
-                problem(text, shift + place, "a bar term stands in brackets: (1 | hospital)")
+            for position, _ in _top_level(piece, "|"):
+                problem(text, shift + position, "a bar term stands in brackets: (1 | hospital)")
             _refuse_hidden(text, piece, shift)
             continue
         if sign == "-":
@@ -116,7 +116,7 @@ def parse(text: str) -> Formula:
 
 
 def problem(text: str, position: int, why: str) -> None:
-    """Raise an error that points at a place of the formula.
+    """Raise an error that points at a position of the formula.
 
     Args:
         text: The formula.
@@ -228,18 +228,18 @@ def _refuse_hidden(text: str, piece: str, shift: int) -> None:
 
 def _bars(text: str, piece: str, shift: int) -> list[Bar]:
     inside = piece[1:-1]
-    places = [index for index, _ in _top_level(inside, "|")]
-    double = len(places) == 2 and places[1] == places[0] + 1
-    if len(places) > 1 and not double:
-        problem(text, shift + 1 + places[1], "a random-effect term has one bar: (1 + x | group)")
-    terms, right = inside[: places[0]].strip(), inside[places[-1] + 1 :]
+    bars = [index for index, _ in _top_level(inside, "|")]
+    double = len(bars) == 2 and bars[1] == bars[0] + 1
+    if len(bars) > 1 and not double:
+        problem(text, shift + 1 + bars[1], "a random-effect term has one bar: (1 + x | group)")
+    terms, right = inside[: bars[0]].strip(), inside[bars[-1] + 1 :]
     if not terms:
         problem(text, shift + 1, "what varies between groups is missing, e.g. (1 | group)")
     found = _GROUP.match(right)
     if found is None:
         problem(
             text,
-            shift + 2 + places[-1],
+            shift + 2 + bars[-1],
             "to the right of the bar stands a column, or outer/inner for groups inside of groups; "
             "a name with blanks or other signs stands in backticks",
         )

@@ -27,7 +27,7 @@ from covey.fitting.prediction import (
 )
 from covey.fitting.priors import LogPrior
 from covey.fitting.sentences import Summary, sentences_of
-from covey.fitting.tables import Place, Site, Table, read_table, word
+from covey.fitting.tables import Site, Table, TableSource, read_table, word
 from covey.fitting.tables_again import tables_again
 from covey.fitting.terms import Terms
 
@@ -118,14 +118,14 @@ class Fit:
     def all_tables(self) -> dict[str, Table]:
         """The tables of all sites, for a refit."""
         if self.tables is None:
-            place = self.stored.get("place")
-            if place is None or not Path(place).exists():
-                at = "" if place is None else f", and {place} is not there any more"
+            data_path = self.stored.get("data_path")
+            if data_path is None or not Path(data_path).exists():
+                at = "" if data_path is None else f", and {data_path} is not there any more"
                 raise ValueError(
                     f"a fit that was loaded has no rows{at}; give the tables: "
                     "covey.load_fit(folder, data=...)"
                 )
-            self.tables = tables_again(self, place)
+            self.tables = tables_again(self, data_path)
         return self.tables
 
     def summary(self) -> pd.DataFrame:
@@ -235,7 +235,7 @@ class Fit:
 
     def predict(
         self,
-        table: Place,
+        table: TableSource,
         client: Site | None = None,
         *,
         intervals: Sequence[float] = _INTERVALS,
@@ -303,7 +303,9 @@ class Fit:
             pieces.append(one)
         return pd.concat(pieces, ignore_index=True)
 
-    def add_client(self, name: Site, table: Place | None = None, *, refit: bool = False) -> "Fit":
+    def add_client(
+        self, name: Site, table: TableSource | None = None, *, refit: bool = False
+    ) -> "Fit":
         """The fit with one more site.
 
         Args:

@@ -25,7 +25,7 @@ from covey.fitting.design import Design
 from covey.fitting.methods import Found, method_of
 from covey.fitting.prediction import Draws
 from covey.fitting.priors import LogPrior, Prior
-from covey.fitting.tables import Place
+from covey.fitting.tables import TableSource
 from covey.fitting.tables_again import tables_again
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def save(fit: "Fit", folder: Path) -> Path:
         "groups": groups,
         "added": list(fit.added),
         "left_out": fit.stored.get("left_out"),
-        "place": fit.stored.get("place"),
-        "added_places": fit.stored.get("added_places", {}),
+        "data_path": fit.stored.get("data_path"),
+        "added_paths": fit.stored.get("added_paths", {}),
         "digests": fit.stored.get("digests", {}),
         "outcomes": fit.stored.get("outcomes", {}),
         "spread": fit.stored.get("spread", {}),
@@ -107,7 +107,9 @@ def _refuse_another(fit: "Fit", folder: Path) -> None:
 
 
 def load_fit(
-    folder: str | Path, *, data: "Mapping[str, Place] | Place | FederatedData | None" = None
+    folder: str | Path,
+    *,
+    data: "Mapping[str, TableSource] | TableSource | FederatedData | None" = None,
 ) -> "Fit":
     """A fit that was saved, by `Fit.save` or `covey.fit(out=...)`.
 
@@ -148,7 +150,7 @@ def load_fit(
     }
     added = {name: sites[name] for name in content["added"]}
     stored: dict[str, Any] = {"traffic": content["traffic"]}
-    for name in ("left_out", "place", "added_places", "digests", "outcomes", "spread", "record"):
+    for name in ("left_out", "data_path", "added_paths", "digests", "outcomes", "spread", "record"):
         if content.get(name) is not None:
             stored[name] = content[name]
     prior = LogPrior(

@@ -15,7 +15,7 @@ from covey.data import csv_files
 from covey.data.federated import FederatedData
 from covey.fitting.expressions import nearest
 
-Place: TypeAlias = str | Path | pd.DataFrame
+TableSource: TypeAlias = str | Path | pd.DataFrame
 Site: TypeAlias = str | int  # what a user calls a site
 MISSING = ("", "na", "nan", "n/a", "?", "null", "<na>")  # without regard to capital letters
 _TABLES = (".csv", ".csv.gz", ".parquet")
@@ -44,10 +44,10 @@ class Table(NamedTuple):
         index = index if self.index is None else int(self.index[index])
         if self.path is not None and self.path.suffix != ".parquet":
             return f"{self.path}, line {csv_files.line_of(self.path, index)}"
-        return f"{self.place}, row {index}"
+        return f"{self.title}, row {index}"
 
     @property
-    def place(self) -> str:
+    def title(self) -> str:
         """The name of the table in messages."""
         return f"the table of {self.name!r}" if self.path is None else str(self.path)
 
@@ -72,7 +72,7 @@ class Column(NamedTuple):
 
 
 def read_tables(
-    data: "Mapping[str, Place] | Place | FederatedData",
+    data: "Mapping[str, TableSource] | TableSource | FederatedData",
     *,
     client: str | None = None,
     outcome: str | None = None,
@@ -96,7 +96,7 @@ def read_tables(
     if isinstance(data, FederatedData):
         return _of_federated(data, outcome)
     if isinstance(data, Mapping):
-        found = {word(name): read_table(place, word(name)) for name, place in data.items()}
+        found = {word(name): read_table(source, word(name)) for name, source in data.items()}
     elif isinstance(data, (str, Path)) and Path(data).is_dir():
         found = _of_folder(Path(data))
     else:
@@ -108,21 +108,21 @@ def read_tables(
     return found
 
 
-def read_table(place: Place, name: str) -> Table:
+def read_table(source: TableSource, name: str) -> Table:
     """One table.
 
     Args:
-        place: A data frame, or a CSV or Parquet file.
+        source: A data frame, or a CSV or Parquet file.
         name: The site.
 
     Example:
         >>> read_table(pd.DataFrame({"age": [1]}), "bern").frame.shape
         (1, 1)
     """
-    if isinstance(place, pd.DataFrame):
-        frame, path = place.reset_index(drop=True), None
-    elif isinstance(place, (str, Path)):
-        path = Path(place)
+    if isinstance(source, pd.DataFrame):
+        frame, path = source.reset_index(drop=True), None
+    elif isinstance(source, (str, Path)):
+        path = Path(source)
         if path.is_dir():
             raise ValueError(f"{path} is a folder; a single table is a CSV or Parquet file")
         if path.suffix == ".parquet":
@@ -135,7 +135,7 @@ def read_table(place: Place, name: str) -> Table:
     else:
         raise ValueError(
             f"the table of {name!r} must be a data frame, or the path of a CSV or Parquet file, "
-            f"got {type(place).__name__}"
+            f"got {type(source).__name__}"
         )
     frame.columns = [str(column) for column in frame.columns]
     return Table(name, frame, path)
@@ -181,7 +181,7 @@ def column(table: Table, name: str, *, is_factor: bool = False) -> Column:
     """
     given = table.frame[name]
     if isinstance(given, pd.DataFrame):
-        raise ValueError(f"{table.place} has two columns {name!r}; rename one")
+        raise ValueError(f"{table.title} has two columns {name!r}; rename one")
     if isinstance(given.dtype, pd.CategoricalDtype):
         words = [None if pd.isna(value) else word(value) for value in given]
         return Column("text", _objects(words), tuple(map(word, given.cat.categories)))
@@ -204,7 +204,7 @@ def _refuse_times(table: Table, name: str, given: pd.Series) -> None:
     elif given.dtype.kind == "c":
         what = "complex numbers; give their real part, or their size"
     if what is not None:
-        raise ValueError(f"{table.place}: {name!r} is {what}")
+        raise ValueError(f"{table.title}: {name!r} is {what}")
 
 
 def _from_text(table: Table, name: str, given: pd.Series, *, is_factor: bool) -> Column:
@@ -313,7 +313,7 @@ def _divided(table: Table, client: str | None) -> dict[str, Table]:
         )
     if client not in table.frame:
         raise ValueError(
-            f"{table.place} has no column {client!r} that names the site"
+            f"{table.title} has no column {client!r} that names the site"
             + nearest(client, list(table.frame.columns))
         )
     words = sites_in(table, client)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from covey.fitting.design import Design
 from covey.fitting.expressions import is_name, names_of
 from covey.fitting.formula import Formula
-from covey.fitting.tables import Place, Table, read_table, read_tables
+from covey.fitting.tables import Table, TableSource, read_table, read_tables
 
 if TYPE_CHECKING:
     from covey.data.federated import FederatedData
@@ -26,7 +26,7 @@ def outcome_name(formula: Formula) -> str | None:
 
 
 def tables_again(
-    fit: "Fit", data: "Mapping[str, Place] | Place | FederatedData"
+    fit: "Fit", data: "Mapping[str, TableSource] | TableSource | FederatedData"
 ) -> dict[str, Table]:
     """The tables of a fit's sites, checked against what the fit remembers of their rows.
 
@@ -57,7 +57,7 @@ def tables_again(
             stacklevel=3,
         )
     found = {name: read[name] for name in fit.clients if name in read}
-    for name, at in fit.stored.get("added_places", {}).items():
+    for name, at in fit.stored.get("added_paths", {}).items():
         if name not in found and Path(at).is_file():
             found[name] = read_table(at, name)
     _check(design, found, fit.stored.get("digests", {}))
@@ -68,6 +68,6 @@ def _check(design: Design, tables: Mapping[str, Table], digests: Mapping[str, st
     for name, table in tables.items():
         if name in digests and design.rows_of(table).digest != digests[name]:
             raise ValueError(
-                f"{table.place}: the rows of {name!r} are not those that were fitted; fit again, "
+                f"{table.title}: the rows of {name!r} are not those that were fitted; fit again, "
                 "or give the tables of the fit"
             )

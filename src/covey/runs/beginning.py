@@ -52,7 +52,7 @@ def begin(
     name: str | None = None,
     tables: toml.Tables | None = None,
     defaults: toml.Tables | None = None,
-    place: Mapping[str, toml.Value] | None = None,
+    run_table: Mapping[str, toml.Value] | None = None,
 ) -> Run:
     """Start or resume a run and advance it.
 
@@ -68,7 +68,7 @@ def begin(
         name: Name of the run. Default: that of its directory, or of the method.
         tables: What `config.toml` records. Default: the method's name and `defaults`.
         defaults: Tables beside the method's name.
-        place: What the table `run` of `config.toml` says of the venue.
+        run_table: Values of the table `run` of `config.toml` that describe the venue.
 
     Returns:
         The run.
@@ -98,7 +98,7 @@ def begin(
     )
     if privacy is not None:
         recorded["privacy"] = privacy.table()
-    recorded["run"] = _recorded(rounds, seed, place or {}, name, options)
+    recorded["run"] = _recorded(rounds, seed, run_table or {}, name, options)
     own = dict(recorded.get("environment", {}))
     recorded["environment"] = own | versions() | {"data_digest": data_digest(venue.clients)}
     start = Run.resume if resume else Run.start
@@ -121,12 +121,12 @@ def _prepared(method: Algorithm, venue: Venue, privacy: Budget | None) -> Algori
     return method.preparation.finish(found)
 
 
-def _recorded(rounds, seed, place, name, options) -> dict[str, toml.Value]:
+def _recorded(rounds, seed, run_table, name, options) -> dict[str, toml.Value]:
     """The table `run` of `config.toml`."""
     given = {
         "rounds": rounds,
         "seed": seed,
-        **place,
+        **run_table,
         "split": options.split,
         "name": name,
         "evaluate_every": options.evaluate_every,

@@ -88,7 +88,7 @@ def run_between_sites(
         resume=resume,
         name=name,
         tables=settings,
-        place={"engine": "sites"},
+        run_table={"engine": "sites"},
     )
 
 

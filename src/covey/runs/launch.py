@@ -131,10 +131,12 @@ def run(
         engine_of = _on_a_cluster(data, seed, chunk, storage, actors, address)
     else:
         engine_of = _engine_of(engine, data, seed, chunk, storage, topology)
-    places = {"node_directory": Path(out) / "nodes"} if out and engine in _IN_CHUNKS else {}
+    for_nodes = {"node_directory": Path(out) / "nodes"} if out and engine in _IN_CHUNKS else {}
     venue = Venue(
         data,
-        partial(engine_of, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **places),
+        partial(
+            engine_of, cohort=cohort, channel=channel, faults=faults, rounds=rounds, **for_nodes
+        ),
         Questions(no_questions if engine == "peers" else ByRounds(engine_of)),
         unseen=unseen,
     )
@@ -153,7 +155,7 @@ def run(
             name=name,
             tables=settings,
             defaults={"faults": (faults or Faults())._asdict()},
-            place=given,
+            run_table=given,
         )
 
 
