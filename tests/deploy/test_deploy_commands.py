@@ -14,6 +14,8 @@ from site_folders import table_of, write_site
 def path(tmp_path):
     table = table_of(1, 60)
     table["sex"] = ["f"] * 30 + ["m"] * 28 + ["x"] * 2
+    table["dose"] = [0, 1] * 30
+    table.loc[:2, "age"] = None
     return write_site(tmp_path, "basel", table, {"studies": {"approve": "ask"}})
 
 
@@ -22,8 +24,13 @@ def test_check_says_what_a_study_would_see(path):
     assert code == 0, said
     for part in (
         "basel has 60 rows",
-        "sex: words: the levels f, m; 1 rarer level not named",
-        "age: numbers",
+        "outcome ill: words: the values no, yes, and how many rows have each",
+        "sex: words: the levels f, m, and how many rows have each; few have x (2), and a formula "
+        "leaves these 2 rows out",
+        "age: numbers: their count, mean and variance; 3 missing, and a study that fills gaps",
+        "dose: numbers: the levels 0, 1, and how many rows have each",
+        "learns no count below 5",
+        "The server sees it by itself",
         "A new study waits until you approve it",
         "No privacy budget is kept",
         "shown to nobody",
@@ -31,6 +38,22 @@ def test_check_says_what_a_study_would_see(path):
     ):
         assert part in said
     assert "name:" not in said  # a column that is not opened
+
+
+def test_check_says_what_using_rare_levels_tells(path):
+    path.write_text(path.read_text() + '[limits]\nrare_levels = "use"\n')
+    code, said = call("site", "check", path)
+    assert code == 0, said
+    assert "the levels f, m, x, and how many rows have each, also the few that have x (2)" in said
+    assert "the gradient and the information matrix of any upload" in said
+    assert "left out" not in said
+
+
+def test_check_says_where_an_outcome_keeps_the_site_out(path):
+    table = table_of(1, 60).assign(ill=["yes"] * 3 + ["no"] * 57)
+    table.to_csv(path.parent / "table.csv", index=False)
+    said = call("site", "check", path)[1]
+    assert "few have yes (3), so that you take no part where a formula has this outcome" in said
 
 
 def test_check_names_columns_that_the_table_lacks(path):
@@ -60,13 +83,13 @@ def test_approve_shows_the_study_and_is_logged(path):
     assert study.digest in said
     assert "It fits ill ~ age + (1 | hospital)" in said
     assert "these leave the site" in said
-    assert "at most 1000 rounds and questions per study" in said
+    assert "at most 1000 rounds, questions and evaluations per study" in said
     assert "Approve this study?" not in said
     assert [line["event"] for line in AuditLog(state / "audit.jsonl").lines()] == ["approved"]
     assert Approvals(state).admit(study, rule="ask") is False
     code, said = call("site", "approve", *words)
     assert code == 0
-    assert "approved by the owner already" in said
+    assert "approved by you since" in said
     for name in ("approvals.json", "ledger.json"):
         (state / name).write_text("[{")
         code, said = call("site", "check", path)

@@ -53,7 +53,7 @@ class FitPlan:
         check_method(self._design, fit["method"], fit["estimate"], has_priors="priors" in fit)
         self._described, self._notes = described, warn_of(described, formula, fit.get("family"))
         self._notes += [
-            f"{one.site} leaves rows out of which it has few: by {', '.join(one.withheld)}."
+            f"{one.site} leaves out its rows with rare values of {', '.join(one.withheld)}."
             for one in described
             if one.withheld
         ]

@@ -1,13 +1,15 @@
 """What a study would see of a site, in sentences for the site's owner."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from covey.deploy.approval import Approvals, Entry
 from covey.deploy.ledger import SiteLedger
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import open_table
+from covey.fitting.small_counts import FEW_VALUES
 from covey.fitting.tables import Table, column
 
 _NAMED = 6  # levels that are listed
@@ -33,11 +35,11 @@ def sentences_of(site: SiteFile) -> Iterator[str]:
     takes_part = "" if rows >= least else f": fewer than {least}, so it takes part in no study"
     yield f"{site.name} has {rows} rows in {site.data.table}{takes_part}."
     yield from _who(site)
-    yield "A study would see, of the columns that its formula or configuration names:"
+    yield "A study would see how many rows it uses and, of the columns that it names:"
     for name in site.data.outcome:
-        yield f"  outcome {name}: {_column(table, name, site.limits.min_count)}"
+        yield f"  outcome {name}: {_column(table, name, site, is_outcome=True)}"
     for name in site.data.columns:
-        yield f"  {name}: {_column(table, name, site.limits.min_count)}"
+        yield f"  {name}: {_column(table, name, site, is_outcome=False)}"
     yield from _limits(site)
     yield from _state(site)
 
@@ -50,10 +52,9 @@ def approval_sentences(site: SiteFile, name: str, entry: Entry) -> Iterator[str]
         name: The study's name.
         entry: What has come of it.
     """
-    yield f"Study {name}, {entry.state} since {entry.since}."
+    yield f"Study {name}: {_standing(entry)} since {entry.since}."
     yield from entry.words
     if entry.state == "approved":
-        yield f"It was approved by the {entry.by} already."
         return
     yield "Compare the digest with the one that the study's coordinator has told you."
     yield "If you approve it, these leave the site:"
@@ -64,10 +65,10 @@ def approval_sentences(site: SiteFile, name: str, entry: Entry) -> Iterator[str]
 
 def _who(site: SiteFile) -> Iterator[str]:
     studies = site.studies
-    names = "any name" if studies.names == ("*",) else " or ".join(studies.names)
+    names = "any name" if studies.names == ("*",) else f"the name {' or '.join(studies.names)}"
     yield f"Studies of {names} may use the methods {', '.join(studies.methods)}."
     if studies.formulas is None:
-        yield "Any formula of these columns is allowed; each site sees it before it agrees."
+        yield "Any formula of the columns below is allowed."
     else:
         yield f"Formulas: {'; '.join(studies.formulas)}."
     if studies.approve == "ask":
@@ -76,34 +77,84 @@ def _who(site: SiteFile) -> Iterator[str]:
         yield "A study that fits these rules starts WITHOUT asking you (studies.approve)."
 
 
-def _column(table: Table, name: str, least: int) -> str:
+def _column(table: Table, name: str, site: SiteFile, *, is_outcome: bool) -> str:
+    """What a study would learn of a column, and what happens to values that few rows have."""
     found = column(table, name)
-    gaps = int(found.missing.sum())
-    told = f"{gaps} missing" if gaps >= least else f"fewer than {least} missing" if gaps else ""
-    more = f"; {told}" if told else ""
-    if found.kind == "empty":
+    known = [value for value, gap in zip(found.values, found.missing, strict=True) if not gap]
+    if not known:
         return "no value at all"
-    if found.kind == "number":
-        return f"numbers: their count, mean and variance where a study scales them{more}"
-    counts = Counter(value for value in found.values if value is not None)
-    named = sorted(level for level, count in counts.items() if count >= least)
-    shown = ", ".join(named[:_NAMED]) + (", ..." if len(named) > _NAMED else "")
-    hidden = len(counts) - len(named)
-    rare = f"; {hidden} rarer level{'s' * (hidden > 1)} not named" if hidden else ""
-    return f"words: the levels {shown or 'none'}{rare}{more}"
+    counts = Counter(known)
+    if found.kind == "text" or len(counts) <= FEW_VALUES:
+        kind = "words" if found.kind == "text" else "numbers"
+        said = f"{kind}: {_levels(counts, site, is_outcome=is_outcome)}"
+    else:
+        said = "numbers: their count, mean and variance"
+    gaps, limits = len(found.values) - len(known), site.limits
+    if gaps:
+        said += f"; {gaps} missing"
+        if gaps < limits.min_count and limits.rare_levels == "drop" and not is_outcome:
+            said += ", and a study that fills gaps leaves these rows out"
+    return said
+
+
+def _levels(counts: Counter[Any], site: SiteFile, *, is_outcome: bool) -> str:
+    least, rule = site.limits.min_count, site.limits.rare_levels
+    rare = sorted((value for value in counts if counts[value] < least), key=str)
+    named = sorted((value for value in counts if rule == "use" or counts[value] >= least), key=str)
+    said = "no value" if is_outcome else "no level"
+    if named:
+        what = "the values " if is_outcome else "the levels "
+        said = what + _listed([_plain(one) for one in named]) + ", and how many rows have each"
+    if not rare:
+        return said
+    rows = sum(counts[value] for value in rare)
+    few = _listed([f"{_plain(value)} ({counts[value]})" for value in rare])
+    if rule == "use":
+        return f"{said}, also the few that have {few}"
+    if is_outcome:
+        return f"{said}; few have {few}, so that you take no part where a formula has this outcome"
+    return f"{said}; few have {few}, and a formula leaves these {rows} rows out"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return ", ".join(texts[:_NAMED]) + more
+
+
+def _standing(entry: Entry) -> str:
+    if entry.state == "waiting":
+        return "waits for your approval"
+    by = {"owner": "you", "rule": "your rule studies.approve"}
+    return f"{entry.state} by {by.get(entry.by, entry.by)}"
 
 
 def _limits(site: SiteFile) -> Iterator[str]:
     limits, privacy = site.limits, site.privacy
-    rare = {"use": "part of sums where another site names the level", "drop": "left out"}
-    yield (
-        f"Counts below {limits.min_count} are not told. Rows with a rarer level are "
-        f"{rare[limits.rare_levels]}."
-    )
+    if limits.rare_levels == "drop":
+        yield (
+            f"A study of a formula learns no count below {limits.min_count}: rows of which there "
+            "are fewer are left out (limits.rare_levels is 'drop'), also where few rows have a "
+            "combination of levels that the formula names, such as sex * ward. Only rows that the "
+            "study uses count: more can be rare there than above. Your audit log says how many "
+            "are left out, and the study learns for which columns. A method of a configuration "
+            "uses all rows."
+        )
+    else:
+        yield (
+            "Rows of which there are few are used (limits.rare_levels is 'use'): names of their "
+            "levels leave, and whoever has your sums can compute their counts, from means as from "
+            "the gradient and the information matrix of any upload, and what single rows with a "
+            "gap have in other columns."
+        )
     yield (
         "In every round it would see one upload of this site: sums over all rows, e.g. a gradient "
-        f"or a likelihood with its derivatives; at most {limits.most_rounds} rounds and questions "
-        f"per study, {limits.most_bytes / 1e6:g} MB per message."
+        f"or a likelihood with its derivatives. The server sees it by itself, not only in the sum "
+        f"over sites. Your site answers at most {limits.most_rounds} rounds, questions and "
+        f"evaluations per study, {limits.most_bytes / 1e6:g} MB per message."
     )
     if privacy.budget == "none":
         yield "No privacy budget is kept: sums leave without noise."
@@ -132,9 +183,7 @@ def _state(site: SiteFile) -> Iterator[str]:
         raise ValueError(error.detail) from None
     for name, entry in Approvals(folder).entries().items():
         answers = sum(one.rounds for one in charges if one.study == name)
-        yield (
-            f"Study {name} ({entry.digest[:16]}): {entry.state} since {entry.since}; {answers} "
-            f"answer{'s' * (answers != 1)} so far."
-        )
+        had = f"{answers} answer{'s' * (answers != 1)} so far"
+        yield f"Study {name} ({entry.digest[:16]}): {_standing(entry)} since {entry.since}; {had}."
     if site.privacy.budget is None:
         yield f"Spent so far: epsilon {ledger.spent():.4g}."
