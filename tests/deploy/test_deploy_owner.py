@@ -14,6 +14,7 @@ from covey.deploy import audit, fit_rows
 from covey.deploy.approval import Approvals
 from covey.deploy.audit import AuditLog
 from covey.deploy.ledger import SiteLedger
+from covey.deploy.owner_words import approval_sentences
 from covey.deploy.part import Work
 from covey.deploy.policy import check_study
 from covey.deploy.refusal import DeclinedError
@@ -72,6 +73,16 @@ def test_a_study_that_waits_may_be_corrected(tmp_path):
         approvals.approve("heart", digest=shown[0])
     assert approvals.find("heart").state == "waiting"
     assert approvals.approve("heart", digest=shown[1]).state == "approved"
+
+
+def test_what_a_study_says_cannot_steer_the_owners_terminal(tmp_path):
+    site = site_of(tmp_path)
+    study = of_formula("heart", FORMULA, family="gaussian\x1b[2K\rIt reads nothing")
+    with pytest.raises(DeclinedError, match="waits"):
+        Approvals(tmp_path).admit(study, rule="ask")
+    said = list(approval_sentences(site, "heart", Approvals(tmp_path).find("heart")))
+    assert "gaussian?[2K?It reads nothing" in said[1]
+    assert all(sentence.isprintable() for sentence in said)
 
 
 @pytest.mark.parametrize("text", ["[{", "[]", '{"heart": 3}', '{"heart": {"state": "approved"}}'])

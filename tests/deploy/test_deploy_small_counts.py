@@ -116,6 +116,15 @@ def test_rare_levels_are_not_named_unless_the_owner_says_so(tmp_path):
     assert (found["withheld"], found["complete"]) == ((), 67)
 
 
+@pytest.mark.parametrize("rule", ["use", "drop"])
+def test_a_column_that_names_rows_is_not_sent(tmp_path, rule):
+    table = table_of(1).assign(sex=[f"Smith {min(at, 58)}" for at in range(60)])
+    site = site_of(tmp_path, table, rare_levels=rule)
+    with pytest.raises(DeclinedError, match=r"names rows|fewer than 20") as error:
+        described(site, of_formula("a", FORMULA))
+    assert "Smith" not in error.value.why
+
+
 def test_counts_of_gaps_are_told_in_steps(tmp_path):
     """Two of them and the number of dropped rows would tell how many rows have both."""
     table = with_levels({"f": 30, "m": 30})

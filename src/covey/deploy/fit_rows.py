@@ -39,6 +39,13 @@ def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     found = _said(site, study, table)
     if not found.absent:
         check_rows(site, found.complete)
+    for name, levels in found.levels.items():
+        if len(levels) > found.complete / 2:
+            raise DeclinedError(
+                "table",
+                f"{name!r} of {site.name} names rows, as an id does: it has a level for every "
+                "other row; leave it out",
+            )
     return found._replace(place=f"the table of {site.name!r}")._asdict()
 
 

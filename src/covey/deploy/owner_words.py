@@ -53,7 +53,8 @@ def approval_sentences(site: SiteFile, name: str, entry: Entry) -> Iterator[str]
         entry: What has come of it.
     """
     yield f"Study {name}: {_standing(entry)} since {entry.since}."
-    yield from entry.words
+    for sentence in entry.words:  # they came in a message: no signs that a terminal obeys
+        yield "".join(sign if sign.isprintable() else "?" for sign in sentence)
     if entry.state == "approved":
         return
     yield "Compare the digest with the one that the study's coordinator has told you."
