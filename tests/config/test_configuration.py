@@ -485,7 +485,8 @@ def test_a_method_of_a_users_own_file_runs_and_resumes_from_anywhere(config, tmp
     assert (again.method.name, again.round) == ("mine", 4)
 
     (tmp_path / "own.py").write_text(OWN + "# changed\n")
-    with pytest.raises(ValueError, match=r"environment.method_digest was"):
+    told = r"cannot be resumed: the file of method.name \(.*own.py:mine\) has changed since the run"
+    with pytest.raises(ValueError, match=told):
         configuration.reopen(out)
 
 
@@ -496,15 +497,71 @@ def test_a_method_of_a_users_own_file_runs_and_resumes_from_anywhere(config, tmp
         ("own.py:other", r"has no function 'other' \(it has: mine\)"),
         ("own.py:mime", r"has no function 'mime'; did you mean 'mine'\? \(it has: mine\)"),
         ("own.py", "'own.py' is a file without a function; write FILE.py:FUNCTION"),
-        ("broken.py:mine", "broken.py cannot be imported: ZeroDivisionError"),
+        ("broken.py:mine", r"broken.py cannot be imported: ZeroDivisionError \(line 1\): division"),
+        ("leaving.py:mine", r"leaving.py cannot be imported: SystemExit \(line 2\): 3"),
+        ("alone.py:mine", "beside_it.py lies beside it, but only installed packages are found"),
     ],
 )
 def test_files_that_are_no_methods_are_named(config, tmp_path, monkeypatch, name, told):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(3)")
+    (tmp_path / "alone.py").write_text("import beside_it")
+    (tmp_path / "beside_it.py").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=told):
         configuration.read(config, overrides=[f'method.name="{name}"'])
+
+
+SIGNATURES = """
+from __future__ import annotations
+import covey
+
+
+def unresolved(model: Modell):
+    return covey.mb_sgd(model)
+
+
+def untyped(model, rate=0.1):
+    return covey.mb_sgd(model)
+
+
+def needed(model, rate):
+    return covey.mb_sgd(model)
+
+
+def network(net):
+    return covey.mb_sgd(net)
+
+
+def last(*, batch_size: int = 4, model):
+    return covey.mb_sgd(model, batch_size=batch_size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "option", "told"),
+    [
+        ("unresolved", "", r"own.py:unresolved: an annotation .* name 'Modell' is not defined; im"),
+        ("untyped", "rate = 0.2", "method.rate: .*own.py:untyped has the parameter 'rate' with no"),
+        ("needed", "", "method.rate: .*needed has the parameter 'rate' with no type: annotate it"),
+        ("network", "", "first parameter of .*own.py:network is called 'net'; the model is passed"),
+        ("untyped", "", None),
+        ("last", "batch_size = 8", None),
+    ],
+)
+def test_a_factory_that_a_table_cannot_call_is_named(config, tmp_path, function, option, told):
+    (tmp_path / "own.py").write_text(SIGNATURES)
+    start, end = (text := config.read_text()).index("[method]"), text.index("[cohort]")
+    own = f'[method]\nname = "own.py:{function}"\n{option}\n\n'
+    (tmp_path / "study.toml").write_text(text[:start] + own + text[end:])
+    if told is None:
+        made = configuration.method_of(configuration.read(tmp_path / "study.toml"))
+        assert made.name == "mb_sgd"
+    else:
+        with pytest.raises(ConfigurationError, match=told) as caught:
+            configuration.read(tmp_path / "study.toml")
+        assert len(str(caught.value).splitlines()) == 1
 
 
 WRONG = """

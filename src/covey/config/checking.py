@@ -103,7 +103,12 @@ def checked(tables: Mapping[str, toml.Value], *, folder: Path | None = None) -> 
             for key, value in given.get(table, {}).items()
             if key != "name" or table == "run"
         }
-        found = check(table, _options(table, factory), options)
+        known = _options(table, factory)
+        if user_code.is_user_code(names.get(table, "")):
+            unset = _without_type(table, names[table], factory, known, options)
+            errors += unset.values()
+            options = {key: value for key, value in options.items() if key not in unset}
+        found = check(table, known, options)
         errors += found.errors
         configuration.options[table] = found.values
         chosen = {"name": names[table]} if table in names else {}
@@ -193,6 +198,37 @@ def _options(table: str, factory: Factory) -> dict[str, Option]:
         return options_of(run, without=_NOT_IN_RUN)
     options = options_of(factory, without=("model",))
     return options | {"data": PREPARATION, "channel": PART}.get(table, {})
+
+
+def _without_type(
+    table: str,
+    name: str,
+    factory: Factory,
+    known: Mapping[str, Option],
+    given: Mapping[str, toml.Value],
+) -> dict[str, str]:
+    """A line for each parameter of a user's factory that a table cannot set, and would have to."""
+    unset: dict[str, str] = {}
+    takes = inspect.signature(factory).parameters
+    first = next(iter(takes.values()), None)
+    if table == "method" and "model" not in takes and first is not None:
+        by_position = first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+        if first.default is first.empty and by_position:
+            unset[first.name] = (
+                f"{table}.name: the first parameter of {name} is called {first.name!r}; the model "
+                "is passed by its name: call the parameter model"
+            )
+    for key, one in takes.items():
+        free = one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if key in (*known, *unset, "model") or free:
+            continue
+        if key in given or one.default is one.empty:
+            kind = "no type" if one.annotation is one.empty else "a type that no table can give"
+            unset[key] = (
+                f"{table}.{key}: {name} has the parameter {key!r} with {kind}: annotate it as "
+                f"int, float, bool, str or an optimiser, e.g. {key}: float = 0.1"
+            )
+    return unset
 
 
 def _misfit(factories: Mapping[str, Factory]) -> list[str]:

@@ -103,9 +103,11 @@ def method_of(configuration: Configuration) -> Algorithm:
     factory = factories["method"]
     with _users_code(configuration, "model"):
         model = factories["model"](**options["model"])
-    takes_model = "model" in inspect.signature(factory).parameters
+    takes = inspect.signature(factory).parameters.get("model")
+    positional = [model] if takes is not None and takes.kind is takes.POSITIONAL_ONLY else []
+    by_name = {} if takes is None or positional else {"model": model}
     with _users_code(configuration, "method"):
-        made = factory(*([model] if takes_model else []), **options["method"])
+        made = factory(*positional, **by_name, **options["method"])
         if not isinstance(made, Algorithm):
             raise ValueError(
                 f"it returned {type(made).__name__}; a method returns a covey.Algorithm"

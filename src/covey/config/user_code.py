@@ -2,10 +2,12 @@
 
 import hashlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -44,11 +46,9 @@ def load(name: str, folder: Path | None = None) -> tuple[Callable[..., Any], str
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:  # whatever a user's file raises is a mistake in that file
+        except (Exception, SystemExit) as error:  # whatever it raises is a mistake in that file
             del sys.modules[module_name]
-            raise ValueError(
-                f"{path} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+            raise ValueError(f"{path} cannot be imported: {_why(error, path)}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
         functions = _functions(module)
@@ -57,7 +57,35 @@ def load(name: str, folder: Path | None = None) -> tuple[Callable[..., Any], str
         raise ValueError(
             f"{path} has no function {attribute!r}{hint} (it has: {', '.join(functions) or 'none'})"
         )
+    _need_annotations(found, path, attribute)
     return found, f"{path}:{attribute}"
+
+
+def _why(error: BaseException, path: Path) -> str:
+    """What a file raised, where, and what to do about modules beside it."""
+    lines = [
+        frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    where = f" (line {lines[-1]})" if lines else ""
+    said = f"{type(error).__name__}{where}: {error}"
+    absent = error.name if isinstance(error, ModuleNotFoundError) else None
+    if absent is not None and path.with_name(f"{absent}.py").exists():
+        return (
+            f"{said}; {absent}.py lies beside it, but only installed packages are found: put "
+            "what is needed into the file itself"
+        )
+    return said
+
+
+def _need_annotations(function: Callable[..., Any], path: Path, attribute: str) -> None:
+    """An error where annotations name what cannot be found: options are read from them."""
+    try:
+        inspect.signature(function, eval_str=True)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ValueError(
+            f"{path}:{attribute}: an annotation of {attribute} cannot be read: {error}; import "
+            "what it names at the top of the file, not under `if TYPE_CHECKING:` alone"
+        ) from error
 
 
 def _found(path: Path, folder: Path | None, attribute: str) -> Path:

@@ -224,6 +224,20 @@ class RunDirectory:
             for key in sorted(old.keys() | new.keys())
             if old.get(key, _MISSING) != new.get(key, _MISSING)
         ]
+        files = [
+            f"{table}.name ({old.get(f'{table}.name')})"
+            for table in (key.partition(".")[2].removesuffix("_digest") for key in old)
+            if ".py:" in str(name := old.get(f"{table}.name"))
+            and table != "data"
+            and name == new.get(f"{table}.name")
+            and old.get(f"environment.{table}_digest") != new.get(f"environment.{table}_digest")
+        ]
+        if len(files) == len(differences) > 0:
+            raise ValueError(
+                f"{self.path} cannot be resumed: the file of {' and of '.join(files)} has changed "
+                "since the run began. Put it back as it was, or start a new run in another "
+                "directory (--out)."
+            )
         if differences:
             raise ValueError(
                 f"{self.path} cannot be resumed with other settings: {'; '.join(differences)}. "
