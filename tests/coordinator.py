@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import covey
 from covey.core import protocol
 from covey.core.protocol import SERVER, Envelope, Kind
 from covey.core.shard import bucket_size
@@ -40,7 +41,8 @@ class Coordinator:
 
     def step(self, step: str, content: Any) -> Any:
         """What the site says in a step before the rounds; the words of its refusal."""
-        text = {"step": step, "server": self.server, "content": content}
+        about = {"step": step, "server": self.server, "version": covey.__version__}
+        text = about | {"content": content}
         found = self.send(Kind.HELLO, protocol.pack_text(text))
         return found if isinstance(found, str) else json.loads(found)
 

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
+import covey
 from covey.core import protocol
 from covey.core.protocol import SERVER, Envelope, Kind
 from covey.core.wire import WireError
@@ -178,7 +179,7 @@ def hello(study, site, content, *, server="s", step="describe", digest=None):
     envelope = Envelope(
         Kind.HELLO, study.name, digest or study.digest, 1, 0, SERVER, site, protocol.NEVER
     )
-    body = {"step": step, "server": server, "content": content}
+    body = {"step": step, "server": server, "version": covey.__version__, "content": content}
     return protocol.seal(envelope, protocol.pack_text(body))
 
 
@@ -288,6 +289,19 @@ def test_mistakes_of_the_coordinator(tmp_path, options, words):
     given = {"sites": ["a"]} | options
     with pytest.raises(ValueError, match=words):
         conduct(STUDY, MemoryTransport({}), tmp_path / "run", **given)
+
+
+def test_another_version_of_the_server_is_refused_with_both_versions(tmp_path, monkeypatch):
+    sites = Sites(tmp_path, tables())
+    monkeypatch.setattr("covey.deploy.greeting.version", lambda _: "9.1.0")
+    words = f"bern runs Covey {covey.__version__}, and the server Covey 9.1.0"
+    with pytest.raises(StudyRefusedError, match=words.replace(".", r"\.")):
+        sites.conduct()
+    sites.assert_refused("bern", "version", words)
+    body = protocol.pack_text({"step": "describe", "server": "s", "content": None})
+    envelope = Envelope(Kind.HELLO, STUDY.name, STUDY.digest, 1, 0, SERVER, "bern")
+    said = answer_to(sites.handlers["bern"], protocol.seal(envelope, body))
+    assert "of a version that it does not name" in said
 
 
 def test_the_status_is_read_in_words(tmp_path):

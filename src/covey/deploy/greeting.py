@@ -7,6 +7,7 @@ sums, "start" sends what rounds need, "result" what all share in the end.
 
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from covey.core.protocol import Refusal
@@ -62,7 +63,8 @@ class Greeter:
         Raises:
             StudyRefusedError: Fewer sites answer than must.
         """
-        question = {"step": step, "server": self._server, "content": content}
+        about = {"step": step, "server": self._server, "version": version("covey")}
+        question = about | {"content": content}
         needed = len(sites) if least is None else least
         said: dict[str, Any] = {}
         begun = time.monotonic()

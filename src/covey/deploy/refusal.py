@@ -13,6 +13,7 @@ Reason: TypeAlias = Literal[
     "rounds",  # more rounds than the owner allows
     "budget",  # the privacy budget is spent
     "metrics",  # the owner shows no metrics
+    "version",  # the server has another version of Covey
     "server",  # another server conducts this study
     "store",  # the site's own state is older than what the server knows of it
     "disk",  # the site cannot write what it must keep

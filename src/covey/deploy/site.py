@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +185,11 @@ class SiteHandler:
     def _greeted(self, envelope: Envelope, content: Any) -> tuple[dict[str, Any], str]:
         """The answer to a step before the first round, or after the last."""
         step = content.get("step") if isinstance(content, dict) else None
-        if step not in _STEPS:
-            raise DeclinedError("message", f"there is no step {step!r}; steps: {', '.join(_STEPS)}")
+        if not isinstance(step, str) or step not in _STEPS:
+            raise DeclinedError(
+                "message", f"there is no step {step!r:.50}; steps: {', '.join(_STEPS)}"
+            )
+        self._check_version(content.get("version"))
         if step == "describe":
             return self._described(envelope, content), _STEPS[step]
         study, given = self._study(envelope), content.get("content")
@@ -201,6 +205,17 @@ class SiteHandler:
         folder = study.write(given)
         self._log("result", study=study.study.name, what=f"results are in {folder}")
         return {"written": True}, _STEPS[step]
+
+    def _check_version(self, theirs: object) -> None:
+        """A refusal of a server with another version, whose sums would be of something else."""
+        own = version("covey")
+        if theirs != own:
+            named = theirs[:50] if isinstance(theirs, str) else "of a version that it does not name"
+            raise DeclinedError(
+                "version",
+                f"{self.site.name} runs Covey {own}, and the server Covey {named}: install the "
+                "same version at both",
+            )
 
     def _described(self, envelope: Envelope, content: dict[str, Any]) -> dict[str, Any]:
         given, server = content.get("content"), content.get("server")
