@@ -137,7 +137,8 @@ def assert_survives(server, count):
             others = {"agree": server.agreeing, "start": server.starting}
             to = others.get(name, server) if source.random() < 0.8 else server
             try:
-                body = protocol.pack_text(mutated_value(source, value))
+                told = mutated_value(source, value) if source.random() < 0.8 else value
+                body = protocol.pack_text(told)
             except ValueError:
                 continue
         else:
