@@ -282,9 +282,10 @@ def curve(entry: Entry, target: Target, data: FederatedData, rounds: int, seed: 
     method = entry.make(target)
     with warnings.catch_warnings():  # of FedBE only its Gaussian is looked at
         warnings.filterwarnings("ignore", message="fedbe: there are no server_rows")
+        warnings.filterwarnings("ignore", message="fedbe: the law of the shared parameters")
         done = run_method(method, data, rounds=wanted, seed=seed, progress=False, **entry.options)
-    chained = entry.rounds is None
-    draws = flat(done, count=None if chained else 2000)
+        chained = entry.rounds is None
+        draws = flat(done, count=None if chained else 2000)
     spent = done.metrics["bits_up"].to_numpy(float).cumsum()
     per_round = entry.gradients(sum(SIZES_OF_CLIENTS), PARAMETERS)
     asked = done.questions  # they count as rounds

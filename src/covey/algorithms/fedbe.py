@@ -277,6 +277,9 @@ def _posterior(model: Model) -> Approximation:
         fit=lambda down, spec, ask: down.law,
         draw=draw,
         predictive=lambda key, law, x, count: ensemble_predictive(model, drawn(key, law, count), x),
+        caution="the law of the shared parameters is how much the clients' models differ, not a "
+        "posterior: its intervals are no credible intervals. For those see covey.fedpa, covey.fald "
+        "or covey.marginal",
     )
 
 

@@ -139,6 +139,8 @@ class Approximation(NamedTuple):
             the sum, float arrays.
         publish: (published state, law) -> what clients predict and draw with once the law is known;
             None where they do not need it.
+        caution: What the law is, where its intervals are no credible intervals; who looks at the
+            posterior is told.
     """
 
     fit: Callable[[Message, Spec, Ask], Any]
@@ -146,6 +148,7 @@ class Approximation(NamedTuple):
     predictive: Callable[[Key[Array, ""], Any, PyTree, int], PyTree] | None = None
     queries: Mapping[str, Query] = MappingProxyType({})
     publish: Callable[[Message, Any], Message] | None = None
+    caution: str = ""
 
 
 class Posterior(NamedTuple):

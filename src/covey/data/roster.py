@@ -206,7 +206,8 @@ def find_client(
         found = np.flatnonzero(ids == client)
     if not found.size:
         some = ", ".join(str(one) for one in (ids if names is None else names)[:5])
-        raise ValueError(f"there is no client {client!r} among the {len(ids)} clients {some}, ...")
+        more = ", ..." if len(ids) > 5 else ""
+        raise ValueError(f"there is no client {client!r} among the {len(ids)} clients {some}{more}")
     return int(found[0])
 
 

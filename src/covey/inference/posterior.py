@@ -4,6 +4,7 @@ Every posterior has `draws()`, `trace()` (the tree that ArviZ's functions and pl
 `summary()`, a table with credible intervals and diagnostics.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -66,6 +67,8 @@ class RunPosterior:
             self._checked()
             return SharedChains(shared, self._collected, self._origin, self._data.rows_from)
         if isinstance(shared, Approximation):
+            if shared.caution:  # of whoever asked for `shared`, which is a cached property
+                warnings.warn(f"{self._method.name}: {shared.caution}", stacklevel=3)
             law, rows_from = self._fitted(), self._data.rows_from
             return SharedApproximation(shared, law, self._key, self._origin, rows_from)
         raise ValueError(no_posterior(self._method, "shared"))

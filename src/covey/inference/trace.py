@@ -90,8 +90,9 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
         table = table.iloc[np.argsort(clients, kind="stable")]
     if chains * draws == 1:
         table["sd"] = np.nan  # not 0: nothing is known of it
-    _warn_of_unknown(chains, draws)
-    _warn_of_poor(table, several=chains > 1)
+    walked = SHARED_ROUNDS.items() <= tree["posterior"].attrs.items()
+    _warn_of_unknown(chains, draws, walked=walked)
+    _warn_of_poor(table, several=chains > 1, walked=walked)
     return table
 
 
@@ -147,21 +148,23 @@ def _lines(found: xarray.DataArray) -> pd.DataFrame:
     )
 
 
-def _warn_of_unknown(chains: int, draws: int) -> None:
-    """Why a whole column is NaN."""
+def _warn_of_unknown(chains: int, draws: int, *, walked: bool) -> None:
+    """Why a whole column is NaN. Chains that a run has walked are not drawn from again."""
     if draws < FEWEST_DRAWS:
         text = (
             "R-hat, effective draws and the Monte Carlo error are NaN: they need at least "
-            f"{FEWEST_DRAWS} draws per chain, got {draws}; take more draws, or run more rounds"
+            f"{FEWEST_DRAWS} draws per chain, got {draws}; "
+            f"{'run more rounds (run.advance)' if walked else 'take more draws'}"
         )
     elif chains == 1:
         text = "R-hat is NaN: it compares chains, and there is one; take more chains, e.g. chains=4"
+        text += " (an option of the method where it has walked one)" if walked else ""
     else:
         return
     warnings.warn(text, stacklevel=5)  # whoever called Posterior.summary
 
 
-def _warn_of_poor(table: pd.DataFrame, *, several: bool) -> None:
+def _warn_of_poor(table: pd.DataFrame, *, several: bool, walked: bool) -> None:
     """One line where chains disagree or are worth few draws. Parameters that never change have no
     R-hat and are no reason; neither is what cannot be known, of which `_warn_of_unknown` tells.
     """
@@ -178,9 +181,13 @@ def _warn_of_poor(table: pd.DataFrame, *, several: bool) -> None:
         *([f"effective draws down to {np.nanmin(effective[poor]):.0f}"] if few[poor].any() else []),
         *([f"{lost.sum()} with draws that are not finite"] if lost.any() else []),
     ]
+    advice = (
+        "run more rounds (run.advance), or again with a longer burn-in or another step size"
+        if walked
+        else "take more draws, or run with more rounds, a longer burn-in or another step size"
+    )
     warnings.warn(
         f"the draws of {poor.size} of {len(table)} parameters are poor, the first of "
-        f"{first if isinstance(first, str) else ' '.join(first)} ({', '.join(found)}): take more "
-        "draws, or run with more rounds, a longer burn-in or another step size",
+        f"{first if isinstance(first, str) else ' '.join(first)} ({', '.join(found)}): {advice}",
         stacklevel=5,  # whoever called Posterior.summary
     )
