@@ -202,7 +202,11 @@ def test_poor_draws_are_told(draws, told):
     [
         ((1, 1, 500), {"r_hat"}, "R-hat is NaN: it compares chains, and there is one; .* chains=4"),
         ((1, 4, 3), {"r_hat", "ess_bulk", "ess_tail", "mcse_mean"}, "at least 4 draws per chain"),
-        ((1, 1, 1), {"sd", "r_hat", "ess_bulk", "ess_tail", "mcse_mean"}, "draws per chain, got 1; (take|run) more"),
+        (
+            (1, 1, 1),
+            {"sd", "r_hat", "ess_bulk", "ess_tail", "mcse_mean"},
+            "draws per chain, got 1; (take|run) more",
+        ),
     ],
 )
 @pytest.mark.parametrize("attributes", [{}, SHARED_ROUNDS])
