@@ -1,6 +1,7 @@
 """What the reproduction of a published result hands in, and how it is written down."""
 
 import json
+import math
 import subprocess
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, 
 
 import numpy as np
 
-from covey.config.options import unknown
+from covey.config.options import check, options_of, unknown
 from covey.core import atomic_files
 from covey.runs.environment import versions
 
@@ -21,11 +22,19 @@ if TYPE_CHECKING:
 _CLONE = Path(__file__).parents[1]
 Scale: TypeAlias = Literal["quick", "full"]
 Size = TypeVar("Size", bound=Any)  # a NamedTuple with the settings of an experiment
-_changes: ContextVar[dict[str, Any]] = ContextVar(
-    "changes",
-    default={},  # noqa: B039  # never changed
-)
 Report: TypeAlias = Callable[[str], None]  # takes a line on how far the work is
+
+
+class Changes(NamedTuple):
+    """Settings that were asked for, and those that an experiment has taken and that differ from
+    its own, once for each size that it made.
+    """
+
+    values: Mapping[str, Any]
+    used: list[dict[str, Any]]
+
+
+_changes: ContextVar[Changes] = ContextVar("changes", default=Changes({}, []))  # noqa: B039
 
 
 class Row(NamedTuple):
@@ -73,6 +82,12 @@ class Result(NamedTuple):
     revision: str | None = None
 
     @property
+    def size(self) -> str:
+        """The scale, and the settings that are other than those of the scale."""
+        changed = "".join(f", {name}={value!r}" for name, value in self.changes.items())
+        return f"{self.scale}{changed}"
+
+    @property
     def holds(self) -> bool:
         """Whether every claim does."""
         return all(claim.holds for claim in self.claims)
@@ -103,17 +118,43 @@ def with_changes(size: Size) -> Size:
     Every experiment asks for its size here, once, before it starts.
 
     Raises:
-        ValueError: The experiment has no such setting, or the value is of another type.
+        ValueError: The experiment has no such setting, or the value is of another type or out of
+            range; there is a line for each.
     """
-    changes = _changes.get()
-    kinds = {name: type(value) for name, value in size._asdict().items()}
-    for name, value in changes.items():
-        if name not in kinds:
-            raise ValueError(unknown(f"--set {name}", name, kinds, "setting"))
-        fits = float if kinds[name] is float and type(value) is int else type(value)
-        if fits is not kinds[name]:
-            raise ValueError(f"--set {name}: {kinds[name].__name__} is needed, got {value!r}")
-    return size._replace(**changes)
+    asked = _changes.get()
+    options, standard = options_of(type(size)), size._asdict()
+    errors, values = [], {}
+    for name, value in asked.values.items():
+        if name not in options:
+            errors.append(unknown(f"--set {name}", name, options, "setting"))
+            continue
+        given = list(value) if isinstance(value, tuple) else value
+        found = check("--set", {name: options[name]}, {name: given})
+        errors += [line.replace("--set.", "--set ", 1) for line in found.errors]
+        if not found.errors and (wrong := _out_of_range(found.values[name], standard[name])):
+            errors.append(f"--set {name}: {wrong}, got {value!r}")
+        values |= found.values
+    if errors:
+        raise ValueError("\n".join(errors))
+    asked.used.append({key: new for key, new in values.items() if new != standard[key]})
+    return size._replace(**values)
+
+
+def _out_of_range(value: Any, standard: Any) -> str | None:
+    """What is wrong with a value beside a standard one that works; None where nothing is known."""
+    if isinstance(value, tuple):
+        if not value:
+            return "at least one value is needed"
+        like = standard[0] if isinstance(standard, tuple) and standard else None
+        return next(filter(None, (_out_of_range(one, like) for one in value)), None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not math.isfinite(value):
+        return "a finite number is needed"
+    low = standard if isinstance(standard, int | float) else 1
+    if isinstance(value, int) and value < 1 <= low:
+        return "at least 1 is needed"
+    return "it must not be negative" if value < 0 <= low else None
 
 
 def perform(
@@ -136,13 +177,17 @@ def perform(
         changes: Settings other than those of the scale, by name.
     """
     start, made_at = perf_counter(), revision()
-    token = _changes.set(dict(changes or {}))
+    asked = Changes(dict(changes or {}), [])
+    token = _changes.set(asked)
     try:
         rows, claims, figure = experiment.load()(scale, report)
     finally:
         _changes.reset(token)
+    if asked.values and not asked.used:
+        raise ValueError(f"{name} has no settings that can be changed: leave --set out")
+    changed = {key: value for used in asked.used for key, value in used.items()}
     seconds = round(perf_counter() - start, 3)
-    result = Result(name, scale, seconds, rows, claims, dict(changes or {}), made_at)
+    result = Result(name, scale, seconds, rows, claims, changed, made_at)
     write(out, result, figure)
     return result
 

@@ -1,6 +1,7 @@
 """Many reproductions as one document: what was claimed, what was found, and where ours loses."""
 
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ def markdown(stored: Sequence[Stored]) -> str:
             "" if result.holds else ", **the others lost**"
         )
         lines.append(
-            f"| [{result.id}](#{_anchor(result)}) | {result.scale} | {duration(result.seconds)} | "
+            f"| [{result.id}](#{_anchor(result)}) | {result.size} | {duration(result.seconds)} | "
             f"{result.revision or 'unknown'} | {verdict} |"
         )
     for one in stored:
@@ -85,7 +86,7 @@ def _section(stored: Stored) -> list[str]:
     result, environment = stored
     lines = [
         "",
-        f"## {result.id} {result.scale}",
+        f"## {result.id} {result.size}",
         "",
         "| claim | value | bound | |",
         "|---|---|---|---|",
@@ -105,4 +106,4 @@ def _section(stored: Stored) -> list[str]:
 
 
 def _anchor(result: Result) -> str:
-    return f"{result.id}-{result.scale}"
+    return re.sub(r"[^\w\- ]", "", f"{result.id} {result.size}").replace(" ", "-").lower()

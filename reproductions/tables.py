@@ -37,7 +37,10 @@ def overview(results: Sequence[Result]) -> Table:
     for result in results:
         held = sum(claim.holds for claim in result.claims)
         table.add_row(
-            result.id, result.scale, duration(result.seconds), f"{held} of {len(result.claims)}"
+            result.id,
+            Text(result.size),
+            duration(result.seconds),
+            f"{held} of {len(result.claims)}",
         )
         for claim in result.claims:
             if not claim.holds:

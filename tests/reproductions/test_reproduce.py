@@ -94,19 +94,66 @@ def test_every_experiment_can_be_loaded(name):
     assert callable(EXPERIMENTS[name].load())
 
 
-def test_a_setting_of_an_experiment_can_be_changed():
-    class Size(NamedTuple):
-        seeds: int
-        rate: float
+class Size(NamedTuple):
+    seeds: int
+    rate: float
+    lengths: tuple[int, ...] = (1, 2)
+    limit: int | None = None
 
-    token = result._changes.set({"seeds": 3, "rate": 2})
-    try:
-        assert result.with_changes(Size(1, 0.5)) == Size(3, 2)
-        result._changes.set({"seed": 3})
-        with pytest.raises(ValueError, match=r"--set seed: unknown setting .*did you mean 'seeds'"):
-            result.with_changes(Size(1, 0.5))
-        result._changes.set({"seeds": "three"})
-        with pytest.raises(ValueError, match="--set seeds: int is needed, got 'three'"):
-            result.with_changes(Size(1, 0.5))
-    finally:
-        result._changes.reset(token)
+
+STANDARD = Size(1, 0.5)
+
+
+@pytest.fixture
+def sized(monkeypatch) -> Experiment:
+    """An experiment that says which size it was asked for."""
+
+    def run(scale, report):
+        report(str(result.with_changes(STANDARD)))
+        return ROWS, CLAIMS, go.Figure()
+
+    module = ModuleType("sized_paper")
+    module.__dict__["run"] = run
+    monkeypatch.setitem(sys.modules, "sized_paper", module)
+    return Experiment("sized_paper:run", "A paper", {"quick": 1.0, "full": 2.0})
+
+
+def test_a_setting_that_is_changed_is_stored_beside_the_scale(sized, tmp_path):
+    said: list[str] = []
+    given = {"seeds": 3, "rate": 2, "lengths": (4,), "limit": 7}
+    found = perform("x", sized, scale="quick", out=tmp_path, report=said.append, changes=given)
+    assert said == [str(Size(3, 2.0, (4,), 7))]
+    assert found.changes == given
+    assert found.size == "quick, seeds=3, rate=2.0, lengths=(4,), limit=7"
+    assert json.loads((tmp_path / "result.json").read_text())["changes"]["lengths"] == [4]
+    same = perform(
+        "x", sized, scale="quick", out=tmp_path, report=said.append, changes={"rate": 0.5}
+    )
+    assert (same.changes, same.size) == ({}, "quick")  # it is the standard one
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("seed", 3, r"--set seed: unknown setting 'seed'; did you mean 'seeds'\?"),
+        ("seeds", "three", "--set seeds: input should be a valid integer, got 'three'"),
+        ("seeds", True, "--set seeds: input should be a valid integer, got True"),
+        ("seeds", 0, "--set seeds: at least 1 is needed, got 0"),
+        ("limit", -2, "--set limit: at least 1 is needed, got -2"),
+        ("rate", -0.5, "--set rate: it must not be negative, got -0.5"),
+        ("rate", float("inf"), "--set rate: a finite number is needed, got inf"),
+        ("lengths", (), r"--set lengths: at least one value is needed, got \(\)"),
+        ("lengths", (1, 0), r"--set lengths: at least 1 is needed, got \(1, 0\)"),
+        ("lengths", ("a",), "--set lengths: input should be a valid integer, got"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_named(sized, tmp_path, name, value, told):
+    with pytest.raises(ValueError, match=told):
+        perform("x", sized, scale="quick", out=tmp_path, report=print, changes={name: value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_changes_that_an_experiment_does_not_take_are_not_stored(experiment, tmp_path):
+    with pytest.raises(ValueError, match="x has no settings that can be changed: leave --set out"):
+        perform("x", experiment, scale="quick", out=tmp_path, report=print, changes={"seeds": 2})
+    assert not list(tmp_path.iterdir())

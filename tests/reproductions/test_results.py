@@ -108,3 +108,12 @@ def test_the_document_says_what_the_stored_results_say():
     stored = collect(DOCS / "results")
     assert (DOCS / "RESULTS.md").read_text() == markdown(stored)
     assert sorted({one.result.id for one in stored}) == sorted(EXPERIMENTS)
+
+
+def test_a_result_with_other_settings_says_them(runs):
+    changed = Result("two", "quick", 9.0, [], [], {"seeds": 1, "rate": 0.5})
+    write(runs / "changed", changed, go.Figure())
+    text = markdown(collect(runs))
+    assert "| [two](#two-quick-seeds1-rate05) | quick, seeds=1, rate=0.5 | 9 s |" in text
+    assert "## two quick, seeds=1, rate=0.5\n" in text
+    assert "| [two](#two-quick) | quick | 1 min 1 s |" in text

@@ -32,7 +32,11 @@ def reproduce_command(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write; runs/ID-SCALE by default.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Where to write; runs/ID-SCALE by default, runs/ID-SCALE-changed with --set.",
+        ),
     ] = None,
 ) -> None:
     """Run a published experiment again and compare. Exits with 1 when a claim does not hold."""
@@ -54,14 +58,17 @@ def reproduce_command(
             Text(f"{experiment.description}; expected to take {expected} on two cores"),
             soft_wrap=True,
         )
-        directory = out or Path("runs") / f"{name}-{scale.value}"
+        settings = dict(value_of(change) for change in changes or [])
+        # The standard result is not written over by one with other settings.
+        folder = f"{name}-{scale.value}{'-changed' if settings else ''}"
+        directory = out or Path("runs") / folder
         result = perform(
             name,
             experiment,
             scale=scale.value,
             out=directory,
             report=lambda line: console.print(Text(line)),
-            changes=dict(value_of(change) for change in changes or []),
+            changes=settings,
         )
         console.print(*result_tables(result))
         console.print(Text(f"written to {directory}"), soft_wrap=True)
