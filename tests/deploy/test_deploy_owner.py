@@ -18,7 +18,7 @@ from covey.deploy.owner_words import approval_sentences
 from covey.deploy.part import Work
 from covey.deploy.policy import check_study
 from covey.deploy.refusal import DeclinedError
-from covey.deploy.secret_key import secret_of
+from covey.deploy.secret_key import secret_of, study_key
 from covey.deploy.site import open_handler
 from covey.deploy.site_file import Privacy, read
 from covey.deploy.site_study import mechanism_of
@@ -48,6 +48,7 @@ def test_a_new_study_waits_until_it_is_approved(tmp_path):
         approvals.find("lung")
     shown = approvals.find("heart", digest=study.digest[:8])
     assert shown.state == "waiting"
+    assert "It asks for up to 100 rounds and 5 questions" in shown.words[-1]
     entry = approvals.approve("heart", digest=shown.digest)
     assert (entry.state, entry.by, entry.digest) == ("approved", "owner", study.digest)
     assert Approvals(tmp_path).admit(study, rule="ask") is False
@@ -262,6 +263,12 @@ def test_the_secret_key_is_whole_and_its_owners_alone(tmp_path, monkeypatch):
     assert [path.name for path in state.iterdir()] == ["secret.key"]
     assert stat.S_IMODE((state / "secret.key").stat().st_mode) == 0o600
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    one, other, again = (
+        jax.random.key_data(study_key(site, setup)).tolist()
+        for setup in ('{"table": "ab"}', '{"table": "cd"}', '{"table": "ab"}')
+    )
+    assert one == again
+    assert one != other  # the same noise is not added to two tables
     for text in ("", "abcd", "not a key"):
         (state / "secret.key").write_text(text)
         with pytest.raises(DeclinedError, match="secret key of basel is damaged") as error:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from covey.core import atomic_files
 from covey.deploy.plain_values import checked
+from covey.deploy.policy import most_answers
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.study import Study
 
@@ -206,7 +207,9 @@ class Approvals:
 
 
 def _entry(study: Study, state: Literal["waiting", "approved"], by: str) -> Entry:
-    return Entry(study.digest, state, by, _now(), tuple(study.words()))
+    asked = most_answers(study, with_metrics=True)[1]
+    words = (*study.words(), f"It asks for {asked}; limits.most_rounds counts them.")
+    return Entry(study.digest, state, by, _now(), words)
 
 
 def _withdrawn(name: str) -> DeclinedError:

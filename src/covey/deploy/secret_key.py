@@ -15,6 +15,22 @@ from covey.deploy.site_file import SiteFile
 _WORDS = 2  # of 32 bits, in a key of threefry
 
 
+def study_key(site: SiteFile, setup: str) -> Key[Array, ""]:
+    """The key of a study at a site: another one for other rows, designs or scales.
+
+    A site that was set up anew could get a message again that it has answered, with a table that
+    has changed: the same noise on both answers would tell what is new.
+
+    Args:
+        site: What the owner allows.
+        setup: All that the study's answers depend on beside its messages, as text.
+
+    Raises:
+        DeclinedError: The file of the site's key is damaged.
+    """
+    return keys.message_key(secret_of(site), setup.encode())
+
+
 def secret_of(site: SiteFile) -> Key[Array, ""]:
     """The site's own key, made from this machine's entropy when it is first needed.
 

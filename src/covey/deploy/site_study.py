@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Array, Key
 
 from covey.core import atomic_files
 from covey.core.algorithm import Plan
@@ -27,7 +28,7 @@ from covey.deploy.policy import check_study
 from covey.deploy.private_files import close_to_others, make_folder
 from covey.deploy.questions import Answers
 from covey.deploy.refusal import DeclinedError
-from covey.deploy.secret_key import secret_of
+from covey.deploy.secret_key import study_key
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import digest_of, table_for_studies
 from covey.deploy.study import Study, from_json
@@ -174,11 +175,14 @@ class StudyAtSite:
             study=self.study.name,
             digest=self.study.digest,
             store=self._store,
-            secret=None if self.site.privacy.randomness == "study" else secret_of(self.site),
+            secret=None if self.site.privacy.randomness == "study" else self._key(),
             report=None if shows else lambda what, values: None,
             decline=self.part.decline,
             most_bytes=self.site.limits.most_bytes,
         )
+
+    def _key(self) -> Key[Array, ""]:
+        return study_key(self.site, json.dumps(self.setup._asdict(), sort_keys=True))
 
     def _check_spec(self, work: Work, spec: Any, own: int) -> None:
         """A refusal of shapes or counts that cannot be those of a study with these rows."""
