@@ -180,3 +180,13 @@ def test_sizes_that_a_server_says_are_bounded(bern, change):
     said = server.step("start", {"spec": good | change, "shared": None})
     assert "does not fit the rows" in said
     assert server.step("start", {"spec": good, "shared": None}) == {"ready": True}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_batches_of_a_few_rows_are_refused(bern, size):
+    """A round of one step on a batch of one row would send the gradient of that row."""
+    method = {"name": "fedavg", "batch_size": size, "steps": 1}
+    server = Coordinator(bern, of_tables("a", {**RUN, "method": method}), "bern", SITES)
+    assert f"batch_size is {size}, and bern computes nothing of fewer than 5" in server.describe()
+    larger = of_tables("b", {**RUN, "method": {**method, "batch_size": 5}})
+    assert Coordinator(bern, larger, "bern", SITES).describe()["site"] == "bern"

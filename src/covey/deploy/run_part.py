@@ -56,6 +56,7 @@ class RunPart:
         """The method and the channel of the configuration."""
         if self._data is None:
             raise DeclinedError("message", "the scaling of the study has not come yet")
+        run_rows.check_batches(self._site, self._study)
         made = self._study.configuration()
         channel = channel_of(made.factories["channel"], **made.options["channel"])
         return Work(method_of(made), channel, self._data)

@@ -58,6 +58,7 @@ def described(site: SiteFile, study: Study, table: Table, position: int) -> dict
     Raises:
         DeclinedError: The table cannot be used, or has too few rows.
     """
+    check_batches(site, study)
     columns = study.tables["columns"]
     names = [*columns["features"], columns["outcome"]]
     absent = {
@@ -76,6 +77,24 @@ def described(site: SiteFile, study: Study, table: Table, position: int) -> dict
         lists = (found.count.tolist(), found.total.tolist(), found.squares.tolist())
         said = said._replace(sums=(*lists, found.resolution))
     return said._asdict()
+
+
+def check_batches(site: SiteFile, study: Study) -> None:
+    """A refusal of batches of a few rows: a step on one of them would be sent, e.g. a gradient of
+    one row, or a change that a large step size makes of the last one.
+
+    Args:
+        site: What the owner allows.
+        study: The study.
+    """
+    least, options = site.limits.min_count, study.tables["method"]
+    for name, size in options.items():
+        if name.endswith("batch_size") and type(size) is int and size < least:
+            raise DeclinedError(
+                "rows",
+                f"method.{name} is {size}, and {site.name} computes nothing of fewer than {least} "
+                "rows; use larger batches, or none",
+            )
 
 
 def data_of(
