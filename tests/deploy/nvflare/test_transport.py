@@ -5,6 +5,8 @@ import threading
 
 import pytest
 
+from covey.core import protocol
+from covey.core.protocol import Kind
 from covey.deploy.nvflare.transport import Stopped, TaskTransport
 
 SITES = ("a", "b", "c")
@@ -159,3 +161,17 @@ def test_a_study_that_is_aborted_withdraws_its_messages():
     with pytest.raises(Stopped, match="aborted"):
         sites.ask(deadline=math.inf)
     assert sites.withdrawn == 1
+
+
+def test_what_sites_refuse_is_in_the_status_with_site_and_reason():
+    """What `covey deploy status` shows while a study goes on without the site."""
+    refusal = protocol.Refusal(protocol.Reason.DECLINED, "the method 'fald' is not allowed at a")
+    envelope = protocol.Envelope(Kind.REFUSAL, "", "", 0, 0, "", "", answers=b"12345678")
+    reply = protocol.seal(envelope, protocol.pack_refusal(refusal))
+    sites = Sites()
+    sites.silent = {"a"}
+    for _ in range(2):
+        threading.Timer(0.05, sites.transport.deliver, args=("a", reply)).start()
+        assert sites.ask(deadline=10.0, quorum=3)["a"] == reply
+    [shown] = sites.transport.status()["refusals"]
+    assert (shown["site"], shown["reason"]) == ("a", refusal.text)

@@ -119,8 +119,14 @@ class TaskTransport:
         self._there = set(sites)
 
     def deliver(self, site: str, answer: bytes) -> None:
-        """An answer has come. A site's second answer, and one nobody waits for, are late."""
+        """An answer has come. A site's second answer, and one nobody waits for, are late. A refusal
+        by the site itself is kept for people to see.
+        """
+        why = _why_refused(answer)
         with self._changed:
+            told = {(one["site"], one["reason"]) for one in self._refusals}
+            if why is not None and (site, why) not in told:  # a site that waits says so often
+                self._note(site, why)
             if site not in self._progress.asked or site in self._closed:
                 self._totals["late"] += 1
                 return
@@ -131,11 +137,14 @@ class TaskTransport:
             self._totals["bytes_up"] += len(answer)
             self._changed.notify_all()
 
+    def _note(self, site: str, reason: str) -> None:
+        self._refusals.append({"time": time.time(), "site": site, "reason": reason})
+        del self._refusals[:-_MOST_REFUSALS]
+
     def refuse(self, site: str, reason: str) -> None:
         """A site has refused its message, or its answer was refused."""
         with self._changed:
-            self._refusals.append({"time": time.time(), "site": site, "reason": reason})
-            del self._refusals[:-_MOST_REFUSALS]
+            self._note(site, reason)
             self._closed.add(site)
             self._changed.notify_all()
 
@@ -222,3 +231,16 @@ class TaskTransport:
             self._progress.seconds = time.monotonic() - self._started
             answers, self._answers = self._answers, {}
         return answers
+
+
+def _why_refused(answer: bytes) -> str | None:
+    """The words of a refusal; None for another answer, whatever is wrong with it."""
+    from covey.core import protocol  # imports JAX, which the study has done by now
+    from covey.core.wire import WireError
+
+    try:
+        envelope, body = protocol.open_envelope(answer)
+        is_refusal = envelope.kind == protocol.Kind.REFUSAL
+        return protocol.unpack_refusal(body).text if is_refusal else None
+    except WireError:
+        return None
