@@ -94,7 +94,11 @@ class Run(Advancing):
 
     @property
     def evaluation(self) -> Evaluation:
-        """The evaluation after the last round, on the rows that the run is evaluated on."""
+        """The evaluation after the last round, on the rows that the run is evaluated on: that of
+        the last row of `metrics`, where the run evaluates as it goes. Clients predict with what the
+        round has published; where a method draws its law at the end only (`covey.marginal` with
+        estimate="posterior"), `evaluate` averages over that law and differs a little.
+        """
         if self._last is None or self._last.round != self.round:
             self._last = self.evaluate(split=self._options.split)
         return self._last
