@@ -123,6 +123,8 @@ def test_a_column_that_names_rows_is_not_sent(tmp_path, rule):
     with pytest.raises(DeclinedError, match=r"names rows|fewer than 20") as error:
         described(site, of_formula("a", FORMULA))
     assert "Smith" not in error.value.why
+    if rule == "drop":
+        assert "sex is 'Smith 7' (1); 51 more" in error.value.detail
 
 
 def test_counts_of_gaps_are_told_in_steps(tmp_path):

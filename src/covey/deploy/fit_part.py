@@ -180,14 +180,8 @@ class FitPart:
 
     def remarks(self) -> Sequence[str]:
         """How many rows were left out, and why."""
-        rare = () if self._rows is None else self._rows.rare
-        if not rare:
-            return ()
-        each = "; ".join(f"{one.text} is {one.value} ({one.rows})" for one in rare)
-        return (
-            f"{sum(one.rows for one in rare)} rows are left out, because too few have the same "
-            f"value and limits.rare_levels is 'drop': {each}",
-        )
+        said = "" if self._rows is None else fit_rows.left_out(self._rows.rare)
+        return (said,) if said else ()
 
     def _agreed(self) -> tuple[Design, fit_rows.FitRows]:
         if self._design is None or self._rows is None:

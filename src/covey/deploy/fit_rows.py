@@ -6,6 +6,7 @@ rows are left out for, and the site's audit log how many. With "use", all rows a
 of rare levels leave.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ from covey.fitting.small_counts import Rare
 from covey.fitting.tables import Table
 from covey.fitting.uses import Missing
 
+_NAMED = 8  # values that a sentence of the log lists
+
 
 def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     """What the site says of its table, as plain values.
@@ -36,9 +39,9 @@ def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
     Raises:
         DeclinedError: The table cannot be used, or has too few rows.
     """
-    found = _said(site, study, table)
+    found, rare = _said(site, study, table)
     if not found.absent:
-        check_rows(site, found.complete)
+        check_rows(site, found.complete, why=left_out(rare))
     for name, levels in found.levels.items():
         if len(levels) > found.complete / 2:
             raise DeclinedError(
@@ -61,10 +64,10 @@ def own_design(site: SiteFile, study: Study, table: Table, content: Any) -> Desi
     Raises:
         DeclinedError: It does not; see `fit_design.design_of`.
     """
-    return design_of(study, content, _said(site, study, table))
+    return design_of(study, content, _said(site, study, table)[0])
 
 
-def _said(site: SiteFile, study: Study, table: Table) -> Description:
+def _said(site: SiteFile, study: Study, table: Table) -> tuple[Description, tuple[Rare, ...]]:
     fit, formula, limits = study.tables["fit"], study.formula, site.limits
     assert formula is not None
     options = {"missing": fit["missing"], "weights": fit.get("weights")}
@@ -72,7 +75,23 @@ def _said(site: SiteFile, study: Study, table: Table) -> Description:
     with mistakes_kept(table, [*study.outcome, *study.predictors]):
         rest, rare = _rest(site, formula, table, **options)
         found = describe(rest, formula, **options, least=limits.min_count, apart=apart)
-    return found._replace(withheld=tuple(dict.fromkeys(one.text for one in rare)))
+    return found._replace(withheld=tuple(dict.fromkeys(one.text for one in rare))), rare
+
+
+def left_out(rare: Sequence[Rare]) -> str:
+    """How many rows are left out and what they have, for the owner; empty where none are.
+
+    Args:
+        rare: What few rows have.
+    """
+    if not rare:
+        return ""
+    each = [f"{one.text} is {one.value} ({one.rows})" for one in rare[:_NAMED]]
+    more = [f"{len(rare) - _NAMED} more"] if len(rare) > _NAMED else []
+    return (
+        f"{sum(one.rows for one in rare)} rows are left out, because too few have the same value "
+        f"and limits.rare_levels is 'drop': {'; '.join(each + more)}"
+    )
 
 
 class FitRows(NamedTuple):

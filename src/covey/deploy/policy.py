@@ -101,17 +101,19 @@ def _check_columns(site: SiteFile, study: Study) -> None:
             )
 
 
-def check_rows(site: SiteFile, count: int) -> None:
+def check_rows(site: SiteFile, count: int, *, why: str = "") -> None:
     """A refusal for too few rows.
 
     Args:
         site: What the owner allows.
         count: Rows that the study could use.
+        why: Why others are left out, for the owner.
     """
     least = site.limits.min_rows
     if count < least:
         raise DeclinedError(
             "rows",
             f"{site.name} has fewer than {least} usable rows and does not take part",
-            f"{count} rows can be used, and limits.min_rows is {least}",
+            f"{count} rows can be used, and limits.min_rows is {least}"
+            + (f"; {why}" if why else ""),
         )
