@@ -1,10 +1,14 @@
 """What a coordinator may choose before the first round: one design, of the formula, that fits."""
 
+import numpy as np
 import pytest
 
 from coordinator import Coordinator
 from coordinator import design_of as honest
+from covey.core import outline
+from covey.core.protocol import Kind
 from covey.deploy import fit_design, fit_rows
+from covey.deploy.audit import AuditLog
 from covey.deploy.refusal import DeclinedError
 from covey.deploy.site import open_handler
 from covey.deploy.site_file import read
@@ -190,3 +194,17 @@ def test_batches_of_a_few_rows_are_refused(bern, size):
     assert f"batch_size is {size}, and bern computes nothing of fewer than 5" in server.describe()
     larger = of_tables("b", {**RUN, "method": {**method, "batch_size": 5}})
     assert Coordinator(bern, larger, "bern", SITES).describe()["site"] == "bern"
+
+
+def test_an_end_that_does_not_fit_the_study_is_refused_and_the_site_goes_on(bern, sites):
+    """What is published may be any tree: the site finds out when it uses it."""
+    server = Coordinator(bern, of_tables("a", RUN), "bern", SITES)
+    server.describe()
+    spec = server.step("agree", SCALING)["entry"]["spec"]
+    spec |= {"clients": 2, "examples": 90, "capacity": 48}
+    server.step("start", {"spec": spec, "shared": None})
+    for published in ({"x": np.zeros(3)}, np.zeros((2, 2)), [None]):
+        server.send(Kind.STOP, outline.pack(published))
+        assert "bern cannot use the result of the study" in server.step("result", None)
+    log = AuditLog(sites["bern"].parent / "covey-site" / "audit.jsonl")
+    assert list(log.lines())[-1]["reason"] == "message"

@@ -32,7 +32,7 @@ from covey.deploy.secret_key import study_key
 from covey.deploy.site_file import SiteFile
 from covey.deploy.site_table import digest_of, table_for_studies
 from covey.deploy.study import Study, from_json
-from covey.engines.site import Site
+from covey.engines.site import MISFITS, Site
 from covey.engines.site_programs import Workshop, padded
 from covey.engines.site_store import SqliteStore
 from covey.privacy.mechanism import LangevinMechanism
@@ -122,7 +122,15 @@ class StudyAtSite:
             raise DeclinedError("message", "the study has not been started at this site")
         folder = self.site.site.state / "results" / self.study.name
         make_folder(folder)
-        self.part.write(content, self.member, folder)
+        try:
+            self.part.write(content, self.member, folder)
+        except MISFITS as error:  # by what was published: arrays of any shapes
+            raise DeclinedError(
+                "message",
+                f"{self.site.name} cannot use the result of the study, or what was published with "
+                "its end; the audit log there says why",
+                f"{type(error).__name__}: {error}",
+            ) from error
         close_to_others(folder)
         return folder
 

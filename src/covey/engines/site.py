@@ -37,7 +37,7 @@ Decline: TypeAlias = Callable[[str, int, PyTree], str | None]
 
 
 # What a program may raise when it is traced for arrays of other shapes than it was written for.
-_MISFITS = (
+MISFITS = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -352,7 +352,7 @@ def _fitting(what: str) -> Iterator[None]:
     """Arrays that say what they are may be others than the method can use."""
     try:
         yield
-    except _MISFITS as error:
+    except MISFITS as error:
         raise WireError(f"the content does not fit {what}: {error}") from error
 
 
