@@ -265,6 +265,8 @@ def test_what_a_site_writes_is_its_owners_alone(ran):
     assert {path.name: oct(path.stat().st_mode)[-3:] for path in files} == {
         path.name: "600" for path in files
     }
+    folders = [state, *(path for path in state.rglob("*") if path.is_dir())]
+    assert {oct(path.stat().st_mode)[-3:] for path in folders} == {"700"}
 
 
 @pytest.mark.slow

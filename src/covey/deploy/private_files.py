@@ -14,7 +14,9 @@ def make_folder(path: Path) -> None:
     Raises:
         OSError: It cannot be made, or belongs to somebody else.
     """
-    path.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
+    for one in reversed([path, *path.parents]):  # `parents=True` gives those the usual mode
+        if not one.exists():
+            one.mkdir(exist_ok=True, mode=_FOLDER)
     path.chmod(_FOLDER)
 
 
