@@ -145,6 +145,10 @@ def walked(size):
             r"value of another function's call, made in .*mean_method.py:\d+:\d+ \(client\):",
         ),
         ({"server": over_nobody}, "two rounds of a client without rows, mean of the server is NaN"),
+        (
+            {"server": over_nobody, "predict": mean().predict},  # and so are its predictions
+            "two rounds of a client without rows, mean of the server is NaN",
+        ),
         ({"server": once}, "after two rounds, mean of the server is NaN: a sum or a weight may"),
         ({"adapt": lambda key, down, data: 1 / data.count}, "without rows, unseen_metrics.*finite"),
         ({"refresh": lambda key, down, own, data: own / 0}, "rows, member_metrics.*not finite"),

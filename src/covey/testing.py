@@ -143,8 +143,11 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
     there = walk(client._replace(rows=moved, start=start + 3))
     _need_same("where rows lie elsewhere", found, there)
     empty = walk(client._replace(count=0))
-    _need_finite("of a client without rows", empty._replace(draws=(), server_state=()))
+    # In the order in which one would follow from the other.
+    first = {"first_upload": empty.first_upload, "weights": empty.weights}
+    _need_finite("of a client without rows", first)
     _need_no_nan("after two rounds of a client without rows", empty.server_state)
+    _need_finite("of a client without rows", empty._replace(draws=(), server_state=()))
     if method.used is not None:
         _check_used(found.first_upload, method.used(method.broadcast(method.init(root, spec))))
     with warnings.catch_warnings():  # after two rounds a posterior is rough

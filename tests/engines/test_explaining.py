@@ -11,7 +11,7 @@ import pytest
 
 from covey.core.algorithm import Empty, Posterior
 from covey.core.metrics import Mean as Average
-from covey.core.shard import Rows
+from covey.core.shard import Rows, all_rows
 from covey.data.federated import FederatedData
 from covey.engines.setup import setup_of
 from covey.models import Normal
@@ -20,6 +20,10 @@ from mean_method import Mean, Sums, client, mean
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 DATA = FederatedData.from_rows(Rows(X, X[:, 0]), (1, 2, 3))
 FILE = re.escape(__file__)
+
+
+def own_rows(data):
+    return all_rows(data).mask
 
 
 def sends(**changes):
@@ -51,6 +55,14 @@ def sends(**changes):
         (
             {"client": lambda *a: client(*a)._replace(up=jnp.ones(2) + jnp.ones(3))},
             rf"mean: client \({FILE}, line \d+\): TypeError: .*\(2,\), \(3,\)",
+        ),
+        (
+            {
+                "client": lambda *a: client(*a)._replace(
+                    weight=jnp.sum(a[3].rows.y * own_rows(a[3]))
+                )
+            },
+            r"mean: client .*TypeError: .*\(5,\), \(2,\)",  # the rows of all clients
         ),
         ({"init": lambda key, spec: Mean(0)}, r"init \(.*mean is the Python int 0.*jnp.asarray"),
         ({"init": lambda key, spec: Mean("no")}, "mean is of type str; states and messages hold"),

@@ -15,7 +15,7 @@ from covey.core.method_checks import place_of
 from covey.core.shard import Shard, Spec
 from covey.engines.explaining import explained, explaining, is_users, kind_of, path_of
 
-_ROWS, _DRAWS = 3, 2
+_ROWS, _STORED, _DRAWS = 3, 5, 2  # rows of a client, rows with those of others, draws
 
 
 def rehearse(
@@ -53,14 +53,15 @@ def trace_beyond(
             states["a client that took part"] = new
         for who, state in states.items():
             if method.evaluate is None:
-                _need_predictive(method, watched.predict(root, down, state, rows.x), rows)
+                some = jax.tree.map(lambda leaf: leaf[:_ROWS], rows)
+                _need_predictive(method, watched.predict(root, down, state, some.x), some)
             evaluate(watched, root, down, state, data)
             if (draw := method.posterior.client) is not None:
                 with explained(f"{method.name}: posterior.client, of {who}"):
                     drawn = draw(root, down, state, data, _DRAWS)
                 _need_leading(f"{method.name}: posterior.client{place_of(draw)}", drawn, _DRAWS)
 
-    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((_ROWS, *s.shape), s.dtype), spec.rows)
+    rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((_STORED, *s.shape), s.dtype), spec.rows)
     jax.eval_shape(beyond, root, rows, server, own)
 
 

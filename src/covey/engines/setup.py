@@ -34,6 +34,8 @@ from covey.engines.record import Sizes
 from covey.engines.rehearsal import rehearse
 from covey.engines.sharing import shared
 
+_OTHERS = 3  # rows of other clients in a trace: `Shard.rows` is not what the client has
+
 
 class Shapes(NamedTuple):
     """Shapes that follow from the method and the data: of the server state, broadcast, node,
@@ -203,7 +205,8 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
     """
 
     def trace(root, rows):
-        data = Shard(rows, jnp.int32(0), jnp.int32(1), jax.tree.leaves(rows)[0].shape[0])
+        capacity = jax.tree.leaves(rows)[0].shape[0] - _OTHERS
+        data = Shard(rows, jnp.int32(0), jnp.int32(1), capacity)
         server = algorithm.init(root, spec)
         down = algorithm.broadcast(server)
         node = first_node(algorithm, channel, root, 0, down, data)
@@ -213,7 +216,8 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         return Shapes(server, down, node, up, sent, info, server_info), new, after
 
     def with_rows(count):
-        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((count, *s.shape), s.dtype), spec.rows)
+        stored = count + _OTHERS
+        rows = jax.tree.map(lambda s: jax.ShapeDtypeStruct((stored, *s.shape), s.dtype), spec.rows)
         return jax.eval_shape(trace, root, rows)
 
     if algorithm.hooks.fixed_shapes:  # the trace that the rounds use
