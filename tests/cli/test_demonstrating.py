@@ -18,6 +18,18 @@ def test_the_tables_are_what_hospitals_have(tmp_path):
     assert "disease" not in pd.read_csv(tmp_path / "new" / "patients.csv")
 
 
+def test_a_folder_of_the_user_is_left_alone(tmp_path):
+    """A fit of an earlier demonstration is removed, and nothing else."""
+    (tmp_path / "heart").mkdir()
+    (tmp_path / "heart" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not a fit of an earlier demonstration"):
+        demonstrating.write_tables(tmp_path)
+    assert (tmp_path / "heart" / "notes.txt").exists()
+    (tmp_path / "heart" / "config.toml").write_text("")
+    demonstrating.write_tables(tmp_path)
+    assert not (tmp_path / "heart").exists()
+
+
 @pytest.mark.slow
 def test_the_demonstration_runs(tmp_path):
     code, output = call("demo", "--out", tmp_path)

@@ -86,6 +86,12 @@ def write_tables(out: Path) -> None:
     """
     import shutil
 
+    fitted = out / "heart"
+    if fitted.exists() and not (fitted / "config.toml").is_file():  # also of an interrupted fit
+        raise ValueError(
+            f"{fitted} is not a fit of an earlier demonstration: nothing was changed; give a new "
+            "folder with --out"
+        )
     tables = hospital_tables()
     for name, table in tables.items():
         folder = out / ("new" if name == NEW else "hospitals")
@@ -93,7 +99,8 @@ def write_tables(out: Path) -> None:
         table.to_csv(folder / f"{name}.csv", index=False)
     some = tables["cleveland"].drop(columns="disease").head(5)
     some.to_csv(out / "new" / "patients.csv", index=False)
-    shutil.rmtree(out / "heart", ignore_errors=True)
+    if fitted.exists():
+        shutil.rmtree(fitted)
 
 
 def _type(words: list[str]) -> None:
