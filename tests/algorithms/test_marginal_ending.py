@@ -83,7 +83,7 @@ def test_a_client_with_a_missing_cell_is_named(engine):
     assert run.round == 5
     first, last = (str(one.message) for one in told)
     assert "client 'site3' has 1 missing value (columns year)" in first
-    assert "in 5 rounds in a row what client 'site3' sends is not finite" in last
+    assert "in 5 rounds in a row client 'site3' sent values that are not finite" in last
     assert not run.metrics["settled"].any()
     assert run.metrics["waiting"].all()
 
@@ -102,7 +102,7 @@ def test_a_likelihood_that_is_not_finite_at_the_start_is_named():
         run = covey.run(marginal(broken), data, progress=False)
     assert run.round == 6
     assert "client 'site3': its likelihood is not finite" in str(told[0].message)
-    assert "what client 'site3' sends is not finite" in str(told[1].message)
+    assert "client 'site3' sent values that are not finite" in str(told[1].message)
 
 
 def test_a_client_that_never_answers_is_named(monkeypatch):

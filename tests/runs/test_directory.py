@@ -132,7 +132,7 @@ def test_metrics_that_lack_rounds_are_an_error(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_bytes(b'{"round": 1}\n')
     with (
         directory.held(),
-        pytest.raises(ValueError, match="1 whole lines but the checkpoint is of round 5"),
+        pytest.raises(ValueError, match="1 whole line, and the checkpoint is of round 5"),
     ):
         directory.cut_metrics(5)
 
@@ -144,7 +144,7 @@ def test_metrics_cut_in_the_middle_lead_back_to_a_checkpoint_that_fits(tmp_path)
     metrics.write_bytes(metrics.read_bytes()[:-4])
     with (
         directory.held(),
-        pytest.warns(UserWarning, match=r"is of round 5, but only 4 rounds have whole metrics"),
+        pytest.warns(UserWarning, match=r"is of round 5, and metrics are whole up to round 4 only"),
     ):
         found = directory.resume(SETTINGS)
     assert found is not None

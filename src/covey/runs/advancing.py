@@ -1,4 +1,4 @@
-"""How a run advances: rounds, what is due between them, checkpoints."""
+"""The progress of a run: rounds, evaluations and draws between them, checkpoints."""
 
 import math
 import warnings
@@ -28,7 +28,7 @@ from covey.runs.schedule import MOST_ROUNDS, RunOptions, next_check, next_length
 
 
 class Advancing:
-    """A run that advances; `Run` adds what can be learned from it."""
+    """A run that advances; `Run` adds its results."""
 
     def __init__(
         self,
@@ -65,19 +65,20 @@ class Advancing:
             self._draws = Draws(self.method.posterior.shared.kept(state.server), folder)
 
     def __repr__(self) -> str:
+        of = self.data.clients
         return (
-            f"Run({self.name}: {self.method.name}, {self.data.clients} clients, "
-            f"{self.round} rounds)"
+            f"Run({self.name}: {self.method.name}, "
+            f"{of} client{'s' * (of != 1)}, {self.round} round{'s' * (self.round != 1)})"
         )
 
     @property
     def round(self) -> int:
-        """How many rounds are done."""
+        """The count of rounds done."""
         return self._state.round
 
     @property
     def directory(self) -> Path | None:
-        """The run directory; None where nothing is kept on disk."""
+        """The run directory; None for a run without files."""
         return None if self._directory is None else self._directory.path
 
     @property
@@ -97,7 +98,7 @@ class Advancing:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """One line a round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds
+        """One row per round; evaluated metrics, such as `validation_accuracy`, are NaN in rounds
         without an evaluation.
         """
         frame = pd.DataFrame(self._records)
@@ -158,12 +159,12 @@ class Advancing:
         return self._unsettled() is None or self._stuck() is not None
 
     def _unsettled(self) -> str | None:
-        """What has not come to rest yet; None where nothing is left to do or nobody knows."""
+        """The reason for more rounds; None where the method has settled or cannot tell."""
         unsettled = self.method.hooks.unsettled
         return None if unsettled is None else unsettled(self._state.server)
 
     def _stuck(self) -> str | None:
-        """Why more rounds would not help, and what to do; None where they may."""
+        """The reason why more rounds would not help, and a remedy; None where they may."""
         hooks, server = self.method.hooks, self._state.server
         if self._unsettled() is None:
             return None
@@ -176,11 +177,12 @@ class Advancing:
 
     def _warn_unless_settled(self, why: str | None, stacklevel: int) -> None:
         if why is not None:
-            told = f"{self.method.name} has not settled after {self.round} rounds: {why}"
+            done = f"{self.round} round{'s' * (self.round != 1)}"
+            told = f"{self.method.name} has not settled after {done}: {why}"
             warnings.warn(told, stacklevel=stacklevel + 1)
 
     def _warn_of_the_result(self) -> None:
-        """Where the method has not settled, or has settled on what is no estimate."""
+        """Warn where the method has not settled, or where its result is no estimate."""
         self._warn_unless_settled(self._stuck() or self._unsettled(), stacklevel=4)
         if self.method.hooks.cautions is not None:
             spec = self._engine.setup.spec
@@ -188,11 +190,11 @@ class Advancing:
                 warnings.warn(text, stacklevel=4)
 
     def _advance_block(self, target: int | None) -> list[Record]:
-        """Some rounds, and what is due after them."""
+        """Some rounds, with the evaluation and the checkpoint due after them."""
         start, first = perf_counter(), self.round
         try:
             self._state, lines = self._engine.advance(self._state, self._next_stop(target) - first)
-        except Diverged as error:  # what was good before it is kept, for the user to look at
+        except Diverged as error:  # the rounds before it are kept, for the user to inspect
             if self._directory is not None:
                 self._directory.append(
                     [_finite(line | self._revealed(line)) for line in error.lines]
@@ -225,16 +227,16 @@ class Advancing:
         return records
 
     def _revealed(self, line: Line) -> Line:
-        """What the rounds up to this line's have revealed, by every accountant."""
+        """The privacy spent up to the round of this line, by every accountant."""
         return {} if self.ledger is None else {**self.ledger.metrics(int(line["round"]))}
 
     @property
     def participants(self) -> int:
-        """How many clients have taken part so far."""
+        """The count of clients that have taken part so far."""
         return int(self._engine.seen(self._state).sum())
 
     def _warn_of_diverged(self, lines: Sequence[Line]) -> None:
-        """Once per run: some clients cannot continue, and the others do not wait for them."""
+        """Warn once per run that some clients cannot continue; the others do not wait."""
         first = next((line for line in lines if line["diverged"]), None)
         if first is None or self._told_of_diverged:
             return
@@ -247,7 +249,7 @@ class Advancing:
         )
 
     def _diagnosed(self, client: int) -> str:
-        """Why a client's values may have stopped being finite, and what would help."""
+        """The likely reason why a client's values are not finite, and a remedy."""
         return diagnosed(self.method, self.method.broadcast(self._state.server), self.data, client)
 
     def _next_stop(self, target: int | None) -> int:

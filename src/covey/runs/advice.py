@@ -1,4 +1,4 @@
-"""What a run tells of a client that cannot continue, and of a fit that gets worse."""
+"""Advice of a run: about a client that cannot continue, and about a fit that gets worse."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _FEWEST_LOSSES = 5  # rounds; before, a loss says little
 
 
 def diagnosed(method: Algorithm, down: Message, data: FederatedData | Roster, client: int) -> str:
-    """Why a client's values may have stopped being finite, and what would help."""
+    """The likely reason why a client's values are not finite, and a remedy."""
     position = data.position_of(client)
     who = f"client {data.name_of(position)!r}"
     if isinstance(data, Roster):
@@ -40,12 +40,12 @@ def diagnosed(method: Algorithm, down: Message, data: FederatedData | Roster, cl
 def missing_clients(
     waited: int, records: Sequence[Record], seen: np.ndarray, data: FederatedData | Roster
 ) -> str | None:
-    """Why a method that needs all clients waits in vain, and for whom; None while waiting may help.
+    """The reason why a method that needs all clients waits in vain; None while waiting may help.
 
     Args:
         waited: Rounds in a row in which the method has waited.
         records: The metrics of all rounds.
-        seen: Which clients have ever taken part.
+        seen: By client: whether it has ever taken part.
         data: The clients and their names.
 
     Returns:
@@ -57,13 +57,13 @@ def missing_clients(
     last = records[-FEW_WAITS:]
     if all(record.get("diverged") for record in last):
         who = data.name_of(data.position_of(int(last[-1]["diverged_id"] or 0)))
-        why = f"what client {who!r} sends is not finite"
+        why = f"client {who!r} sent values that are not finite"
     elif not seen.all():
         silent = [repr(data.name_of(int(at))) for at in np.flatnonzero(~seen)]
         some = ", ".join(silent[:5]) + (", ..." if len(silent) > 5 else "")
         why = f"client {some} has never answered"
     elif waited >= MOST_WAITS:
-        why = "messages of clients are lost, now of one and then of another"
+        why = "the messages of some client were lost, not always of the same one"
     else:
         return None
     return (
@@ -74,7 +74,7 @@ def missing_clients(
 
 
 def warn_of_a_rise(records: Sequence[Record]) -> None:
-    """Where training has made the loss worse than it was in the first round."""
+    """Warn where the loss is worse than it was in the first round."""
     losses = [record["train_loss"] for record in records if "train_loss" in record]
     if len(losses) < _FEWEST_LOSSES:
         return
@@ -84,13 +84,13 @@ def warn_of_a_rise(records: Sequence[Record]) -> None:
             f"the training loss rose from {first:.4g} to "
             f"{'a value that is not finite' if last is None else f'{last:.4g}'} in "
             f"{len(records)} rounds: the fit is worse than its start; make the step size "
-            "smaller, and see that it is above 0",
+            "smaller, and check that it is above 0",
             stacklevel=4,
         )
 
 
 def _missing(rows: PyTree, features: tuple[str, ...] | None) -> str:
-    """How many cells of some rows are missing, and in which columns; empty where none is."""
+    """The count of missing cells in some rows, with their columns; empty where none is missing."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(rows)]
     empty = [np.isnan(leaf) for leaf in leaves if np.issubdtype(leaf.dtype, np.floating)]
     count = sum(int(where.sum()) for where in empty)

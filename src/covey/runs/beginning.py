@@ -1,4 +1,4 @@
-"""How a run begins, wherever it takes place: `covey.run` and a deployed server both call this."""
+"""The beginning of every run: `covey.run` and a deployed server both call this."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,13 +21,13 @@ from covey.runs.schedule import RunOptions
 
 
 class Venue(NamedTuple):
-    """Where a run takes place.
+    """The surroundings of a run: its clients, its engine, and its line to the clients.
 
     Attributes:
-        clients: Who takes part, with their rows or without.
+        clients: The clients, with their rows or without.
         engine_of: (method, prepared) -> the engine.
         questions: Asks all clients.
-        tell: (what a preparation has found) tells the clients, where they prepare the method
+        tell: Sends the result of a preparation to the clients, where they prepare the method
             themselves; None where they share this process.
         unseen: Clients that never take part, to be evaluated; None where there are none.
     """
@@ -58,15 +58,15 @@ def begin(
 
     Args:
         method: A method with its model.
-        venue: Where it runs.
+        venue: The surroundings of the run.
         rounds: Rounds in all; None until the method has settled.
         seed: Seed of everything random.
-        options: What is due between rounds.
+        options: Evaluations, checkpoints and progress between rounds.
         privacy: Privacy budget.
-        directory: Where the run is kept; None keeps nothing on disk.
+        directory: The run directory; None writes nothing to disk.
         resume: Continue the run in the directory.
         name: Name of the run. Default: that of its directory, or of the method.
-        tables: What `config.toml` records. Default: the method's name and `defaults`.
+        tables: Tables to record in `config.toml`. Default: the method's name and `defaults`.
         defaults: Tables beside the method's name.
         run_table: Values of the table `run` of `config.toml` that describe the venue.
 
@@ -78,8 +78,7 @@ def begin(
     method = _prepared(method, venue, privacy)
     if rounds is None and method.hooks.unsettled is None:
         raise ValueError(
-            f"{method.name} cannot tell when to stop: say how many rounds it is to run, e.g. "
-            "rounds=100"
+            f"{method.name} cannot tell when to stop: give a number of rounds, e.g. rounds=100"
         )
     engine = venue.engine_of(method)
     ledger = None if privacy is None else _ledger(engine, venue.clients, privacy)
@@ -106,7 +105,7 @@ def begin(
 
 
 def _prepared(method: Algorithm, venue: Venue, privacy: Budget | None) -> Algorithm:
-    """The method, after it has found out what it needs to know about the data."""
+    """The method after its preparation, which asks clients about their data."""
     if not isinstance(method, Algorithm) or method.preparation is None:
         return method
     if privacy is not None:
@@ -136,7 +135,7 @@ def _recorded(rounds, seed, run_table, name, options) -> dict[str, toml.Value]:
 
 
 def _ledger(engine: Engine, clients: FederatedData | Roster, budget: Budget) -> Ledger:
-    """What the method reveals on these data, with these cohorts."""
+    """The privacy ledger of the method on these data, with these cohorts."""
     setup = engine.setup
     method = setup.algorithm
     if method.privacy is None:

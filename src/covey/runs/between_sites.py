@@ -1,4 +1,4 @@
-"""A run between sites: a server that has a roster and a line to the sites, and no rows."""
+"""A run between sites: a server that has a roster and a connection to the sites, and no rows."""
 
 from functools import partial
 from pathlib import Path
@@ -39,27 +39,27 @@ def run_between_sites(
     name: str | None = None,
     settings: toml.Tables | None = None,
 ) -> Run:
-    """Run a method between sites for a number of rounds; see `covey.run` for what is not said here.
+    """Run a method between sites for a number of rounds; see `covey.run` for all other terms.
 
     Args:
         method: A method with its model. The sites have the same one.
-        roster: Who takes part; see `covey.data.roster.of_sites`.
-        connection: The line to the sites.
+        roster: The sites that take part; see `covey.data.roster.of_sites`.
+        connection: The connection to the sites.
         rounds: Rounds in all. Default: until the method has settled.
         seed: Seed of everything that the server draws.
-        cohort: Who takes part in a round. Default: everyone.
-        channel: What uploads pass through; the sites have the same one.
+        cohort: Sampler of the clients of a round. Default: all clients in every round.
+        channel: Codec of the uploads; the sites have the same one.
         quorum: Sites that must answer before a round is closed. Default: the whole cohort.
-        privacy: Privacy budget that the server keeps; sites keep their own.
+        privacy: Privacy budget of the server; each site has a budget besides.
         evaluate_every: Rounds between evaluations, the last round always included.
         split: The rows to evaluate on.
-        out: The run directory; None keeps nothing on disk.
+        out: The run directory; None writes nothing to disk.
         checkpoint_every: Rounds between checkpoints. Default: 1, so that a restarted server repeats
             one round at most.
         resume: Continue the run in `out`: the sites go back to its newest checkpoint.
         progress: Show progress once the work takes more than two seconds.
         name: Name of the run. Default: that of its directory, or of the method.
-        settings: What `config.toml` records and a resumed run is compared with.
+        settings: Settings to record in `config.toml`; a resumed run must have the same.
 
     Returns:
         The run. Predictions and draws of a site are made at the site.
@@ -93,14 +93,14 @@ def run_between_sites(
 
 
 def conclude(run: Run, down: Message | None = None) -> tuple[str, ...]:
-    """Tell all sites that a run between them has ended, and what to predict with from now on.
+    """Tell all sites that a run between them has ended, and send the state to predict with.
 
     Args:
         run: A run by `run_between_sites`.
-        down: What they predict with. Default: what the run publishes.
+        down: The state to predict with. Default: the state that the run publishes.
 
     Returns:
-        The names of the sites that have not heard it; it can be said to them again.
+        The names of the sites that were not reached; a second call is safe.
     """
     engine = run._engine
     if not isinstance(engine, Sites):

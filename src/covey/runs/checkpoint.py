@@ -20,10 +20,9 @@ _KEPT = 2
 
 
 class Header(NamedTuple):
-    """What a checkpoint is of: after which round, of which method, under which configuration (its
-    digest).
+    """The round, the method and the configuration (its digest) of a checkpoint.
 
-    privacy: what a ledger has counted up to here; None without one.
+    privacy: the totals of the privacy ledger at this round; None without a ledger.
     """
 
     round: int
@@ -40,7 +39,7 @@ class Checkpoint(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """A file that is not what was written."""
+    """A file that differs from what was written."""
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
@@ -61,7 +60,7 @@ def newest(folder: Path, *, at_most: int) -> Checkpoint | None:
     """The newest checkpoint that is whole, with a warning for each that cannot be used.
 
     Args:
-        folder: Where checkpoints are.
+        folder: The folder of the checkpoints.
         at_most: The last round whose metrics are on disk; later checkpoints do not fit them.
 
     Returns:
@@ -73,8 +72,8 @@ def newest(folder: Path, *, at_most: int) -> Checkpoint | None:
         path = _path(folder, round_)
         if round_ > at_most:
             warnings.warn(
-                f"{path} is of round {round_}, but only {at_most} rounds have whole metrics; the "
-                "run goes back to an earlier checkpoint",
+                f"{path} is of round {round_}, and metrics are whole up to round {at_most} only; "
+                "the run goes back to an earlier checkpoint",
                 stacklevel=2,
             )
             continue

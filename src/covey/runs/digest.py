@@ -15,10 +15,10 @@ _TOGETHER = 1 << 20  # rows of a table that are hashed at once
 
 
 def data_digest(data: FederatedData | Roster) -> str:
-    """Tells data apart: from clients, splits and shapes, and from all rows, or evenly spaced ones
-    where they exceed 64 MB. Where the rows are at the sites, it is of the rest.
+    """A digest that tells data apart: of clients, splits and shapes, and of all rows, or of evenly
+    spaced ones where they exceed 64 MB. Without the rows where they are at the sites.
 
-    Names, of clients and of columns, are no part of it: they change no number.
+    Names of clients and columns are left out: results do not depend on them.
     """
     digest = hashlib.sha256(_shapes(data).encode())
     if isinstance(data, Roster):

@@ -2,9 +2,9 @@
 `clients.parquet` and `lock`.
 
 The order of writing makes it safe against a crash at any moment: the metrics of a round are on disk
-before its checkpoint is, so a resumed run finds every round up to the checkpoint and cuts off what
-comes after. The lock is the kernel's and dies with the process that holds it; the text in it says
-who that is.
+before its checkpoint is, so a resumed run finds every round up to the checkpoint and cuts off the
+later ones. The lock is the kernel's and dies with the process that holds it; the text in it
+names that process.
 """
 
 import fcntl
@@ -138,8 +138,8 @@ class RunDirectory:
     def save(
         self, round_: int, method: str, body: bytes, privacy: Mapping[str, float] | None = None
     ) -> None:
-        """Write the checkpoint of a round, with what a ledger has counted, once the metrics up to
-        it are on disk.
+        """Write the checkpoint of a round, with the totals of a privacy ledger, once the metrics up
+        to it are on disk.
 
         Raises:
             OSError: e.g. on a full disk; the checkpoints before are as they were.
@@ -160,13 +160,13 @@ class RunDirectory:
             raise OSError(error.errno, f"{error.strerror}; {survivor}", error.filename) from error
 
     def append(self, records: Sequence[Record]) -> None:
-        """Add one line a round to `metrics.jsonl`."""
+        """Add one row per round to `metrics.jsonl`."""
         lines = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         with atomic_files.explained(self._metrics), self._metrics.open("ab") as file:
             file.write(lines.encode())
 
     def cut_metrics(self, rounds: int) -> list[Record]:
-        """The first `rounds` rows of `metrics.jsonl`; what comes after is cut off the file."""
+        """The first `rounds` rows of `metrics.jsonl`; later rows are cut off the file."""
         kept: list[Record] = []
         if not self._metrics.exists():
             self._metrics.touch()
@@ -178,9 +178,10 @@ class RunDirectory:
                 kept.append(record)
                 end += len(line)
             if len(kept) < rounds:
+                whole = f"{len(kept)} whole line{'s' * (len(kept) != 1)}"
                 raise ValueError(
-                    f"{self._metrics} has {len(kept)} whole lines but the checkpoint is of round "
-                    f"{rounds}: put the file back, or start again in another directory"
+                    f"{self._metrics} has {whole}, and the checkpoint is of round {rounds}: "
+                    "put the file back, or start again in another directory"
                 )
             file.truncate(end)
             atomic_files.sync(file)

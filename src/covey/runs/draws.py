@@ -4,7 +4,7 @@ never written twice.
 A chunk is a file of draws `first` to `end`, whole or absent, in the format of messages
 (`core.wire`), with a checksum. It is written before the checkpoint that its draws belong to. A run
 that is resumed from a checkpoint finds every draw up to it, and removes later chunks, which the
-rounds to come make again, number for number.
+rounds to come make again, with the same values.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ class Draws:
         total = int(kept.count)
         if total - self.count > self.size:
             raise ValueError(
-                f"{total - self.count} draws since the last look, but only {self.size} are kept"
+                f"{total - self.count} draws since the last block, and {self.size} fit the buffer"
             )
         if total > self.count:
             index = np.arange(self.count, total) % self.size
@@ -47,7 +47,7 @@ class Draws:
         self.count = total
 
     def save(self) -> None:
-        """Write what is not yet on disk, as one chunk."""
+        """Write the draws that are not yet on disk, as one chunk."""
         if self.folder is None or not self._pending:
             return
         chunk = _joined([self._empty, *self._pending])
@@ -82,8 +82,8 @@ class Draws:
             ) from error
 
     def _cut(self, folder: Path) -> None:
-        """Remove chunks past the checkpoint and leftovers of writing; what is before it must be
-        there.
+        """Remove chunks past the checkpoint and leftovers of writing; the draws before it must
+        be there.
         """
         for leftover in folder.glob(f"*{atomic_files.SUFFIX}"):
             leftover.unlink()

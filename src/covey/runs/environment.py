@@ -1,4 +1,4 @@
-"""What a run ran on: versions that its numbers may depend on."""
+"""The environment of a run: versions that its results may depend on."""
 
 import os
 import platform

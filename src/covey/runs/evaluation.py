@@ -1,5 +1,5 @@
-"""What an evaluation found: over all rows together, for each client, and for the clients that are
-served worst.
+"""The result of an evaluation: over all rows together, for each client, and for the clients with
+the worst metrics.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Evaluation:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One line a client: its id and name, its rows in each split, its metrics."""
+        """One row per client: its id and name, its rows in each split, its metrics."""
         data = self.data
         columns: dict[str, object] = {
             "client": np.asarray(data.ids),
@@ -85,8 +85,9 @@ class Evaluation:
         )
 
     def __repr__(self) -> str:
+        of = self.data.clients
         shown = ", ".join(f"{name} {value:.4g}" for name, value in self.pooled.items())
         return (
-            f"Evaluation({self.split} rows of {self.data.clients} clients after {self.round} "
-            f"rounds: {shown})"
+            f"Evaluation({self.split} rows of {of} client{'s' * (of != 1)} after {self.round} "
+            f"round{'s' * (self.round != 1)}: {shown})"
         )

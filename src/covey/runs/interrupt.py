@@ -13,7 +13,7 @@ Handler: TypeAlias = Callable[[int, FrameType | None], object]
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM was heard; `number` is that of the signal."""
+    """Ctrl-C or SIGTERM has come; `number` is that of the signal."""
 
     def __init__(self, text: str = "", number: int = signal.SIGINT):
         super().__init__(text)

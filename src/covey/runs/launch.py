@@ -72,38 +72,39 @@ def run(
         rounds: Rounds in all, counted from the beginning also when a run is resumed. Default: until
             the method has settled, for methods that can tell, such as `covey.marginal`.
         seed: Seed of everything random.
-        cohort: Who takes part in a round, from `covey.cohort`. Default: everyone.
-        channel: What uploads pass through, from `covey.channel`; between peers, the states that
-            they send. Default: nothing changes them.
+        cohort: Sampler of the clients of a round, from `covey.cohort`. Default: all clients in
+            every round.
+        channel: Codec of the uploads, from `covey.channel`; of the states that peers send, for
+            engine="peers". Default: none, uploads are sent as they are.
         faults: Probabilities of lost, late and repeated messages. Default: none.
         engine: "simulate" runs many clients at once; "loop" one at a time, over real bytes;
             "peers" has no server; "ray" spreads clients over the actors of a Ray cluster
             (`pip install 'covey[cluster]'`).
-        topology: Who talks to whom among peers, from `covey.topology`; for engine="peers" only.
-            Default: everyone to everyone.
+        topology: Graph of the peers, from `covey.topology`; for engine="peers" only. Default: the
+            complete graph.
         actors: Ray actors, each with a block of clients; for engine="ray" only. Default: one per
             CPU of the cluster.
         address: Address of the Ray cluster, "host:port" or "auto"; for engine="ray" only. Default:
             the cluster that Ray is connected to, or else one on this machine.
         chunk: Clients that "simulate", or an actor of "ray", runs side by side.
-        storage: Where "simulate" and the actors of "ray" keep rows: "device", or "host" for rows
-            that are memory-mapped or too many. With rows on the host and a run directory, the
-            clients' states of "simulate" are there too, and not in memory.
+        storage: Memory of the rows, for "simulate" and the actors of "ray": "device", or "host"
+            for rows that are memory-mapped or exceed the device. With "host" and a run directory,
+            "simulate" stores the clients' states in that directory, and not in memory.
         privacy: Privacy budget, for methods that protect rows, e.g. `covey.fald(..., clip=1.0)`.
             The epsilon spent is in the metrics of every round, and rounds beyond the budget are
             refused. Only uploads are accounted for, not evaluations.
         evaluate_every: Rounds between evaluations, the last round always included; None: only on
             request.
         split: The rows to evaluate on: "train", "validation" or "test".
-        out: The run directory; None keeps nothing on disk.
+        out: The run directory; None writes nothing to disk.
         checkpoint_every: Rounds between checkpoints; None: one per minute. There is always one at
             the end, and after Ctrl-C or SIGTERM.
         resume: Continue the run in `out`, with the method, data, seed and settings it was started
             with.
         progress: Show progress once the work takes more than two seconds.
         name: Name of the run. Default: that of its directory, or of the method.
-        settings: What `config.toml` records and a resumed run is compared with. Default: the
-            arguments that can be written down.
+        settings: Settings to record in `config.toml`; a resumed run must have the same. Default:
+            the arguments that TOML can hold.
 
     Returns:
         The run: its metrics, posterior, predictions and evaluations; `advance` continues it.
@@ -236,7 +237,7 @@ def _check_unseen(data: FederatedData, unseen: object) -> None:
 
 @contextmanager
 def _rows_explained(method: Algorithm, data: FederatedData) -> Iterator[None]:
-    """Where rows have no x or y, say what the method needs."""
+    """Explain the error of a method that reads x or y from rows without them."""
     try:
         yield
     except AttributeError as error:

@@ -1,4 +1,4 @@
-"""What a run shows while it works: a live line on a terminal, plain lines elsewhere, nothing for
+"""The progress display of a run: a live line on a terminal, plain lines elsewhere, nothing for
 work under two seconds.
 """
 
@@ -96,9 +96,7 @@ class Display:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _rate(self, now: float, done: int) -> float | None:
-        """Rounds a second of late; None after the first block, whose time was mostly spent on
-        compiling.
-        """
+        """Recent rounds per second; None after the first block, most of which was compilation."""
         self._marks.append((now, done))
         while len(self._marks) > 2 and now - self._marks[1][0] > _SECONDS_OF_RATE:
             self._marks.popleft()

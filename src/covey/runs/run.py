@@ -1,4 +1,4 @@
-"""The state of a run: what it has found so far, to look at, evaluate and advance."""
+"""A run and its results so far, to inspect, evaluate and advance."""
 
 from importlib.metadata import version
 from typing import Any
@@ -39,8 +39,8 @@ class Run(Advancing):
             parts: The first arguments of `Run`: name, engine, data, options, seed, questions,
                 ledger and unseen clients.
             rounds: Rounds to run; None: until the method has settled.
-            directory: Where it is kept; None keeps nothing on disk.
-            tables: What `config.toml` there records.
+            directory: The run directory; None writes nothing to disk.
+            tables: Tables to record in its `config.toml`.
         """
         engine: Engine = parts[1]
         if directory is None:
@@ -80,14 +80,14 @@ class Run(Advancing):
 
     @property
     def questions(self) -> pd.DataFrame:
-        """One line per question to all clients beyond the rounds, with the sizes of its messages:
+        """One row per question to all clients beyond the rounds, with the sizes of its messages:
         those of the method's preparation, and of a posterior that asks.
         """
         return pd.DataFrame(self._questions.records)
 
     @property
     def clients(self) -> pd.DataFrame:
-        """One line a client: id, name, rows of each split, and its metrics at the last evaluation
+        """One row per client: id, name, rows of each split, and its metrics at the last evaluation
         (now, if there was none).
         """
         return self.evaluation.clients
@@ -95,9 +95,10 @@ class Run(Advancing):
     @property
     def evaluation(self) -> Evaluation:
         """The evaluation after the last round, on the rows that the run is evaluated on: that of
-        the last row of `metrics`, where the run evaluates as it goes. Clients predict with what the
-        round has published; where a method draws its law at the end only (`covey.marginal` with
-        estimate="posterior"), `evaluate` averages over that law and differs a little.
+        the last row of `metrics`, where the run evaluates as it goes. Clients predict with the
+        state that the round has published; where a method draws its law at the end only
+        (`covey.marginal` with estimate="posterior"), `evaluate` averages over that law and differs
+        a little.
         """
         if self._last is None or self._last.round != self.round:
             self._last = self.evaluate(split=self._options.split)
@@ -131,7 +132,7 @@ class Run(Advancing):
 
         Args:
             data: Other data, of new clients: each is adapted to its training rows.
-            split: Which rows.
+            split: The rows to evaluate on.
             draws: Posterior draws that a prediction averages over. Default: the method's.
 
         Returns:
@@ -175,8 +176,8 @@ class Run(Advancing):
     def posterior(self) -> RunPosterior:
         """The posterior at this round: `.shared`, `.client(name)` and `.clients`.
 
-        Each has `.draws()`, `.trace()` and `.summary()`. A method without one says what it has
-        instead.
+        Each has `.draws()`, `.trace()` and `.summary()`. A method without one raises
+        an error that names what it has instead.
         """
         attributes: dict[str, str | int] = {
             "method": self.method.name,
@@ -212,7 +213,7 @@ class Run(Advancing):
         return self._law[1]
 
     def _check_chains(self) -> None:
-        """Warn where the law of the chains is off; asked once per round."""
+        """Warn where the law of the chains is off; checked once per round."""
         shared = self.method.posterior.shared
         if not isinstance(shared, Chains) or shared.check is None or self._checked == self.round:
             return
@@ -221,7 +222,7 @@ class Run(Advancing):
         shared.check(self._state.server, self._engine.setup.spec, ask)
 
     def _down(self) -> Message | None:
-        """What clients predict and draw with, where that is more than what is published."""
+        """The state that clients predict and draw with, where it differs from the broadcast."""
         shared = self.method.posterior.shared
         if not isinstance(shared, Approximation) or shared.publish is None:
             return None
@@ -229,7 +230,7 @@ class Run(Advancing):
 
     @property
     def published(self) -> Message:
-        """What clients predict and draw with now."""
+        """The state that clients predict and draw with now."""
         sent = self._down()
         return self._engine.broadcast(self._state) if sent is None else sent
 

@@ -1,8 +1,8 @@
-"""When a run stops for a moment.
+"""The pauses of a run.
 
 Rounds run in blocks that end where something is due (an evaluation, a checkpoint, the end) and
-otherwise grow to about half a second, so that the progress moves and Ctrl-C is heard. No number
-depends on where blocks end.
+otherwise grow to about half a second, so that the progress moves and Ctrl-C is heard. No result
+depends on the ends of blocks.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _CHECKPOINT_SECONDS = 60.0  # between checkpoints where their distance in rounds
 
 
 class RunOptions(NamedTuple):
-    """What happens between rounds; see `covey.run`."""
+    """Evaluations, checkpoints and progress between rounds; see `covey.run`."""
 
     evaluate_every: int | None
     split: Split
@@ -37,8 +37,8 @@ class RunOptions(NamedTuple):
 
 
 def next_check(round_: int) -> int:
-    """The first round after this one in which a run without a number of rounds looks whether it has
-    settled: each of the first 64, later every thirty-second part. It does not depend on time.
+    """The first round after this one in which a run without a number of rounds checks whether it
+    has settled: each of the first 64, later every thirty-second part. It does not depend on time.
     """
     check = 1
     while check <= round_:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TypeAlias
 
-Value: TypeAlias = str | int | float | bool | list | Mapping  # what TOML can hold, dates aside
+Value: TypeAlias = str | int | float | bool | list | Mapping  # the values of TOML, dates aside
 Tables: TypeAlias = Mapping[str, Mapping[str, Value]]
 
 
