@@ -79,7 +79,7 @@ def test_a_site_file_of_another_site_than_the_kit(kits, tmp_path):
     )
     code, text = run("site", tmp_path / "site.toml", "--kit", folder / "sites" / "a")
     assert code == 2
-    assert "is of the site 'b' and the kit" in text
+    assert "is the file of site 'b', and" in text
 
 
 def test_the_demonstration_removes_its_own_folder_and_no_other(tmp_path, monkeypatch):

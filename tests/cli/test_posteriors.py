@@ -94,7 +94,7 @@ def test_clients_are_shown_where_the_shared_parameters_have_no_posterior(tmp_pat
     code, said = call("posterior", out, "--draws", 20)
     assert code == 0, said
     assert "known up to a constant only" in " ".join(said.split())
-    assert "clients: fedpop after 1 rounds" in said
+    assert "clients: fedpop after 1 round" in said
     code, said = call("posterior", out, "--shared")
     assert (code, len(said.strip().splitlines())) == (2, 1)
 

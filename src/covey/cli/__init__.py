@@ -37,8 +37,12 @@ app = typer.Typer(
 deploy_app = typer.Typer(
     help="A study between organisations: kits, server, sites, coordinator.", no_args_is_help=True
 )
-privacy_app = typer.Typer(help="What a run would reveal of its rows.", no_args_is_help=True)
-site_app = typer.Typer(help="For the owner of a site of a study.", no_args_is_help=True)
+privacy_app = typer.Typer(
+    help="The privacy of a run, planned before it starts.", no_args_is_help=True
+)
+site_app = typer.Typer(
+    help="Commands of the owner of a site: check, approve, withdraw.", no_args_is_help=True
+)
 
 # Every command is a function of the file of its group, and one line here, in the order of
 # `covey --help`.

@@ -1,4 +1,4 @@
-"""What every command shares: consoles, exit codes, and mistakes told in one line."""
+"""Helpers of every command: consoles, exit codes, and messages of one line for mistakes."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ MISTAKE = 2
 
 @contextmanager
 def mistakes_in_one_line() -> Iterator[None]:
-    """A mistake of the user is told without a stack trace, which `COVEY_DEBUG=1` brings back."""
+    """A context: mistakes of the user end in one line. `COVEY_DEBUG=1` shows the stack trace."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -37,7 +37,7 @@ def code_of(interrupt: KeyboardInterrupt) -> int:
 
 
 def tell_of_stop(text: str) -> None:
-    """Say what has become of a command that was stopped."""
+    """Print the outcome of a command that was stopped."""
     errors.print(Text(text), style="yellow", soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ _STORY = (
     "Three hospitals fit one model; no patient leaves a hospital.",
     "Patients of Cleveland, as Cleveland would predict them: probability and intervals.",
     "A fourth hospital joins: its intercept, given its patients, without a refit.",
-    "The page to show: coefficients, hospitals, calibration, what left each site.",
+    "The report to show: coefficients, hospitals, calibration, messages of each site.",
 )
 
 

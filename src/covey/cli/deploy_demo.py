@@ -56,7 +56,7 @@ def clear(out: Path) -> None:
         out: The folder.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: The folder holds other files.
     """
     import shutil
 

@@ -29,7 +29,8 @@ _Deadline = Annotated[
 _Quorum = Annotated[
     int | None,
     typer.Option(
-        "--quorum", help="Sites that must answer before a round is closed; all by default."
+        "--quorum",
+        help="Number of sites that must answer before a round is closed. Default: all of them.",
     ),
 ]
 _Wait = Annotated[
@@ -38,17 +39,20 @@ _Wait = Annotated[
 ]
 _Sites = Annotated[
     str | None,
-    typer.Option("--sites", help="Sites that take part, with commas; all by default."),
+    typer.Option(
+        "--sites", help="Sites that take part, separated by commas. Default: all connected ones."
+    ),
 ]
 
 
 def init_command(
-    sites: Annotated[str, typer.Option("--sites", help="Names of the sites, with commas.")],
+    sites: Annotated[str, typer.Option("--sites", help="Names of the sites, separated by commas.")],
     host: Annotated[
         str,
         typer.Option(
             "--host",
-            help="Name by which sites reach the server; localhost keeps it on this machine.",
+            help="Host name by which sites reach the server. Default: localhost, for a trial on "
+            "this machine.",
         ),
     ] = "localhost",
     port: Annotated[int, typer.Option("--port", help="Port of the server.")] = 8002,
@@ -65,8 +69,8 @@ def init_command(
         if not new:
             _say(f"all kits are there already, in {out}")
         _say(
-            f"Give each kit to its owner over a safe way. {out / AUTHORITY} can sign new kits: it "
-            "goes to nobody."
+            f"Give each kit to its owner over a secure channel. {out / AUTHORITY} can sign new "
+            "kits: give it to nobody."
         )
 
 
@@ -91,7 +95,9 @@ def server_command(
 
 
 def site_command(
-    site: Annotated[Path, typer.Argument(help="What the site allows.", metavar="SITE.toml")],
+    site: Annotated[
+        Path, typer.Argument(help="The site's file: its table and its limits.", metavar="SITE.toml")
+    ],
     kit: Annotated[
         Path | None,
         typer.Option(
@@ -99,7 +105,7 @@ def site_command(
         ),
     ] = None,
 ) -> None:
-    """Run a site, until Ctrl-C. The site's file says what it takes part in."""
+    """Run a site, until Ctrl-C. The site's file names the studies it accepts."""
     with mistakes_in_one_line(), interrupt.raised():
         need_nvflare()
         from covey.deploy import site_file
@@ -111,12 +117,13 @@ def site_command(
         own = read_kit(kit or site.parent / "kit", "site")
         if own.name != allowed.name:
             raise ValueError(
-                f"{site} is of the site {allowed.name!r} and the kit {own.folder} of {own.name!r}"
+                f"{site} is the file of site {allowed.name!r}, and {own.folder} is the kit of "
+                f"{own.name!r}: give the kit of {allowed.name!r} with --kit"
             )
         rules.cap_messages(own.folder, allowed.limits.most_bytes)
         follower = Follower(own)
         with launch.running(own, {launch.SITE_FILE: str(site.resolve())}) as process:
-            _say(f"{own.name} looks for the server {own.address}; Ctrl-C stops")
+            _say(f"{own.name} connects to the server {own.address}; Ctrl-C stops")
             if not launch.listens(own.host, own.port):
                 _say(f"nothing answers at {own.address} yet; trying again until it does")
             _follow(process, follower)
@@ -183,7 +190,7 @@ def stop_command(name: StudyName, kit: _Kit = KITS / "coordinator") -> None:
 
 
 def status_command(kit: _Kit = KITS / "coordinator") -> None:
-    """Show which sites are connected, how studies go, and what was refused."""
+    """Show the connected sites, the progress of studies, and refused messages."""
     with mistakes_in_one_line(), _coordinator(kit) as coordinator:
         from covey.deploy.nvflare import coordinate, events, progress
 
@@ -198,7 +205,8 @@ def status_command(kit: _Kit = KITS / "coordinator") -> None:
                 if not line.endswith(": OK"):
                     _say(f"  refused: {line}")
         for one in events.refusals(coordinator.kit.folder.parent / "server"):
-            _say(f"refused by the server: {one['reason']} ({one['count']} times)")
+            count = one["count"]
+            _say(f"refused by the server: {one['reason']} ({count} time{'s' * (count != 1)})")
 
 
 def _newest(jobs: "list[Job]") -> "list[Job]":
@@ -237,7 +245,7 @@ def _start(study: "Study", kit: Path, sites: str | None, **options: Any) -> None
 def order_of(
     study: "Study", sites: list[str], *, quorum: int | None, deadline: float, wait: float
 ) -> "Order":
-    """What the coordinator hands in.
+    """The order of a study, as the coordinator submits it.
 
     Args:
         study: The study.
@@ -268,10 +276,10 @@ def order_of(
 
 
 class Watching:
-    """A line that changes as a study goes, and lines that stay."""
+    """A status line of a running study, and lines that stay."""
 
     def __init__(self):
-        self._status = console.status("the study is handed in")
+        self._status = console.status("the study is submitted")
         self._last: dict[str, Any] | None = None
 
     def __enter__(self) -> "Watching":
@@ -282,7 +290,7 @@ class Watching:
         self._status.stop()
 
     def show(self, status: dict[str, Any] | None) -> None:
-        """Show how the study goes now."""
+        """Show the progress of the study."""
         from covey.deploy.nvflare import progress
 
         for event in progress.events(self._last, status):
@@ -296,17 +304,19 @@ class Watching:
 
 
 def tell(name: str, outcome: "Outcome") -> None:
-    """Print how a study ended; a failed one ends the command with code 1. What it has found was
-    printed when it was found.
+    """Print how a study ended; a failed one ends the command with code 1. Its results were
+    printed when they came.
     """
     from covey.deploy.nvflare.tasks import DONE, STOPPED, WAITING
     from covey.report.units import in_bytes
 
     totals = outcome.status.get("totals")
     if totals:
+        count = totals["exchanges"]
         _say(
-            f"{totals['exchanges']} messages to each site; {in_bytes(totals['bytes_down'])} to the "
-            f"sites, {in_bytes(totals['bytes_up'])} from them"
+            f"{count} message{'s' * (count != 1)} to each site; "
+            f"{in_bytes(totals['bytes_down'])} to the sites, "
+            f"{in_bytes(totals['bytes_up'])} from them"
         )
     if outcome.how == DONE:
         return
@@ -319,7 +329,7 @@ def tell(name: str, outcome: "Outcome") -> None:
 
 
 def _follow(process: Any, follower: Any) -> None:
-    """Print what happens, until the process ends or Ctrl-C."""
+    """Print the events of a process, until it ends or Ctrl-C."""
     import time
 
     while True:
@@ -331,7 +341,7 @@ def _follow(process: Any, follower: Any) -> None:
 
 
 def need_nvflare() -> None:
-    """Say what to install where NVFlare is missing."""
+    """Raise an error with the command that installs NVFlare, where it is missing."""
     from importlib.util import find_spec
 
     if find_spec("nvflare") is None:

@@ -56,7 +56,7 @@ def fit_command(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the fit; runs/OUTCOME by default.")
+        Path | None, typer.Option("--out", help="Folder of the fit. Default: runs/OUTCOME.")
     ] = None,
     seed: Seed = 0,
 ) -> None:
@@ -93,13 +93,15 @@ def predict_command(
     table: Annotated[Path, typer.Argument(help="New rows, a CSV or Parquet file.", metavar="NEW")],
     client: Annotated[
         str | None,
-        typer.Option(
-            "--client", help="The site of the rows; a new site by default.", metavar="NAME"
-        ),
+        typer.Option("--client", help="The site of the rows. Default: a new site.", metavar="NAME"),
     ] = None,
     new_levels: Annotated[
         str,
-        typer.Option("--new-levels", help="Factor levels that no site had: error or reference."),
+        typer.Option(
+            "--new-levels",
+            help="Factor levels that no site had: error, or reference "
+            "to predict with the reference level.",
+        ),
     ] = "error",
     out: Annotated[
         Path | None, typer.Option("--out", help="Write the predictions to this CSV file.")
@@ -117,7 +119,7 @@ def predict_command(
                 console.print(f"{len(predictions)} rows in all; --out writes them", highlight=False)
             return
         predictions.to_csv(out, index=False)
-        console.print(Text(f"{len(predictions)} predictions written to {out}"), soft_wrap=True)
+        console.print(Text(f"{_of(len(predictions))} written to {out}"), soft_wrap=True)
 
 
 def add_client_command(
@@ -126,22 +128,22 @@ def add_client_command(
         Path, typer.Argument(help="The new site's rows, a CSV or Parquet file.", metavar="NEW")
     ],
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the site; the file's by default.")
+        str | None, typer.Option("--name", help="Name of the site. Default: the name of its file.")
     ] = None,
     refit: Annotated[
-        bool, typer.Option("--refit", help="Fit again with its rows, from the present maximum.")
+        bool, typer.Option("--refit", help="Fit again with the new rows, from the present maximum.")
     ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
-            help="The other sites' tables, for --refit; where they were by default.",
+            help="Tables of the other sites, for --refit. Default: where the fit read them.",
             metavar="PLACE",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the new fit; RUN itself, with --refit RUN-NAME."),
+        typer.Option("--out", help="Folder of the new fit. Default: RUN; with --refit, RUN-NAME."),
     ] = None,
 ) -> None:
     """Add a site to a fit: its effects, without a refit or with one."""
@@ -176,8 +178,12 @@ def compare_command(
         console.print(Text(table.attrs["test"]), soft_wrap=True)
 
 
+def _of(count: int) -> str:
+    return f"{count} prediction{'s' * (count != 1)}"
+
+
 def _stopped(folder: Path) -> str:
-    """What to say when a fit is stopped."""
+    """The message of a fit that is stopped."""
     if (folder / "fit.json").exists():
         return f"stopped; the fit is saved in {folder}; `covey report {folder}` writes its report"
     if (folder / "config.toml").exists():

@@ -1,4 +1,4 @@
-"""`covey list`: what a configuration can name."""
+"""`covey list`: the names for configurations, and the experiments."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """What `covey list` lists."""
+    """The kinds of names that `covey list` knows."""
 
     methods = "methods"
     models = "models"
@@ -26,8 +26,8 @@ class Kind(StrEnum):
     experiments = "experiments"
 
 
-def list_command(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what a configuration can name, and the experiments that can be reproduced."""
+def list_command(kind: Annotated[Kind, typer.Argument(help="The kind of names.")]) -> None:
+    """List the names for configurations, or the experiments that can be reproduced."""
     with mistakes_in_one_line():
         table = Table(show_header=False, box=None, pad_edge=False)
         for name, text in _listed(kind):

@@ -26,11 +26,16 @@ Estimate = Annotated[
     str,
     typer.Option(
         "--estimate",
-        help="What to estimate: posterior (with priors), ml (maximum likelihood) or reml "
+        help="The estimate: posterior (with priors), ml (maximum likelihood) or reml "
         "(restricted, for gaussian outcomes); ml and reml to compare with lme4.",
     ),
 ]
 Missing = Annotated[
-    str, typer.Option("--missing", help="Rows with missing values: drop, impute or indicator.")
+    str,
+    typer.Option(
+        "--missing",
+        help="Treatment of rows with missing values: drop leaves them out, impute fills in the "
+        "mean or the most frequent level, indicator also adds a column that marks these rows.",
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of all random values.")]

@@ -1,4 +1,4 @@
-"""`covey posterior`: what a finished run has found."""
+"""`covey posterior`: the posterior of a finished run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,24 +22,29 @@ def posterior_command(
             "--client", metavar="NAME", help="A client's own parameters; may be repeated."
         ),
     ] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="The shared parameters only.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Posterior of the shared parameters only.")
+    ] = False,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Clients that were held out from the run.")
+        bool,
+        typer.Option(
+            "--held-out", help="Posterior of the clients that were held out from the run."
+        ),
     ] = False,
     draws: Annotated[
         int | None,
         typer.Option(
             "--draws",
-            help="Draws per chain. Default: 1000; of chains that the run has walked, all that it "
-            "kept, and otherwise so many of them, evenly spaced.",
+            help="Draws per chain. Default: 1000, or all draws of chains that the run has kept. "
+            "Fewer of these are evenly spaced.",
         ),
     ] = None,
     chains: Annotated[
         int | None,
         typer.Option(
             "--chains",
-            help="Chains. Default: 4; of chains that the run has walked, all, and otherwise the "
-            "first so many.",
+            help="Number of chains. Default: 4, or all chains that the run has kept. Fewer of "
+            "these are the first ones.",
         ),
     ] = None,
     probability: Annotated[
@@ -78,10 +83,11 @@ def posterior_command(
             raise ValueError(f"--out writes one posterior: add --shared or --client to {out}")
         given = {"count": draws, "chains": chains}
         asked = {name: value for name, value in given.items() if value is not None}
+        of = f"{done.round} round{'s' * (done.round != 1)}"
         for about, posterior in wanted.items():
             drawn = posterior.trace(**asked)
             table = trace.summarise(drawn, probability=probability)
-            title = f"{done.name}, {about}: {done.method.name} after {done.round} rounds"
+            title = f"{done.name}, {about}: {done.method.name} after {of}"
             console.print(*summary_table(title, table, probability))
             if out is not None:
                 out.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +99,7 @@ def posterior_command(
 def _posteriors(
     done: "Run", held: "FederatedData | None", clients: list[str] | None, *, shared: bool
 ) -> dict:
-    """The posteriors that were asked for; all that the method has where none was named."""
+    """The posteriors to show: those named by options, or all that the method has."""
     has = done.method.posterior
     own = bool(clients) or held is not None or (not shared and has.client is not None)
     found = {}

@@ -1,4 +1,4 @@
-"""`covey privacy`: what a run would reveal of its rows."""
+"""`covey privacy`: settings of a private run, planned before it starts."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -11,21 +11,21 @@ from covey.cli.consoles import console, mistakes_in_one_line
 
 
 class SchemeChoice(StrEnum):
-    """How S clients of a round are drawn."""
+    """The sampling of the S clients of a round."""
 
     uniform = "uniform"
     weighted = "weighted"
 
 
 class SamplingChoice(StrEnum):
-    """How a minibatch is drawn."""
+    """The sampling of a minibatch."""
 
     fixed = "fixed"
     poisson = "poisson"
 
 
 class AccountantChoice(StrEnum):
-    """Who keeps a privacy budget."""
+    """The accountant of a privacy budget."""
 
     rdp = "rdp"
     theorem = "theorem"
@@ -34,46 +34,55 @@ class AccountantChoice(StrEnum):
 
 def plan_command(
     epsilon: Annotated[
-        float, typer.Option("--epsilon", help="The budget: how much may be revealed of one row.")
+        float,
+        typer.Option("--epsilon", help="Privacy budget: a bound on what a run reveals of one row."),
     ],
     delta: Annotated[
         float,
         typer.Option(
-            "--delta", help="The chance that more is; far below one over the number of rows."
+            "--delta",
+            help="Probability that the bound fails; far below one over the number of rows.",
         ),
     ],
-    clients: Annotated[int, typer.Option("--clients", help="N, all clients.")],
+    clients: Annotated[int, typer.Option("--clients", help="Number of all clients (N).")],
     rows: Annotated[int, typer.Option("--rows", help="Training rows of the smallest client.")],
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", help="Rows of a minibatch; all by default.")
+        int | None, typer.Option("--batch-size", help="Rows per minibatch. Default: all.")
     ] = None,
     local_steps: Annotated[
-        int, typer.Option("--local-steps", help="K, steps of a client in a round.")
+        int, typer.Option("--local-steps", help="Local steps per client and round (K).")
     ] = 10,
     chains: Annotated[
-        int, typer.Option("--chains", help="Chains side by side; each costs as much as one.")
+        int, typer.Option("--chains", help="Number of chains; each spends as much privacy as one.")
     ] = 1,
-    temperature: Annotated[float, typer.Option("--temperature", help="tau.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Temperature of the posterior (tau).")
+    ] = 1.0,
     clip: Annotated[
-        float, typer.Option("--clip", help="The largest norm of one row's gradient.")
+        float, typer.Option("--clip", help="Per-example gradient clipping norm.")
     ] = 1.0,
     correlations: Annotated[
-        list[float] | None, typer.Option("--correlation", help="rho; may be repeated.")
+        list[float] | None,
+        typer.Option(
+            "--correlation", help="Correlation of the clients' noise (rho); may be repeated."
+        ),
     ] = None,
     cohort_sizes: Annotated[
-        list[int] | None, typer.Option("--cohort-size", help="S; may be repeated.")
+        list[int] | None,
+        typer.Option("--cohort-size", help="Clients per round (S); may be repeated."),
     ] = None,
     rounds: Annotated[
-        list[int] | None, typer.Option("--rounds", help="Rounds in all; may be repeated.")
+        list[int] | None,
+        typer.Option("--rounds", help="Number of rounds of the run; may be repeated."),
     ] = None,
     scheme: Annotated[
-        SchemeChoice, typer.Option("--scheme", help="How S clients are drawn.")
+        SchemeChoice, typer.Option("--scheme", help="Sampling of the S clients of a round.")
     ] = SchemeChoice.uniform,
     sampling: Annotated[
-        SamplingChoice, typer.Option("--sampling", help="How minibatches are drawn.")
+        SamplingChoice, typer.Option("--sampling", help="Sampling of minibatches.")
     ] = SamplingChoice.fixed,
     kept_by: Annotated[
-        AccountantChoice, typer.Option("--kept-by", help="The accountant of the budget.")
+        AccountantChoice, typer.Option("--kept-by", help="Accountant of the budget.")
     ] = AccountantChoice.rdp,
 ) -> None:
     """Step sizes for FA-LD inside a privacy budget, by noise shared, clients in a round, and

@@ -15,25 +15,32 @@ def report_command(
     directory: RunFolder,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE.html", help="The page; report.html there by default."),
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="File of the page. Default: report.html in the directory.",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             "--data",
             metavar="PLACE",
-            help="The sites' tables of a fit; those that it was fitted to, where they still are.",
+            help="Tables of the sites of a fit. Default: those that it was fitted to, if they are "
+            "still there.",
         ),
     ] = None,
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Show the page to browsers of this machine as the run goes."),
+        typer.Option(
+            "--serve", help="Serve the page to browsers of this machine while the run goes on."
+        ),
     ] = False,
     port: Annotated[
-        int, typer.Option("--port", help="Port on 127.0.0.1 for --serve; any free one by default.")
+        int, typer.Option("--port", help="Port on 127.0.0.1 for --serve. Default: any free port.")
     ] = 0,
 ) -> None:
-    """Write the report of a run as one HTML page, or serve it while the run goes."""
+    """Write the report of a run as one HTML page, or serve it while the run goes on."""
     with mistakes_in_one_line():
         if serve:
             if out is not None or data is not None:
@@ -48,7 +55,7 @@ def report_command(
 
 
 def watch_command(directory: RunFolder) -> None:
-    """Follow a run in the terminal: rounds, measures, what is left. Ctrl-C stops only this."""
+    """Follow a run in the terminal: rounds, measures, time left. Ctrl-C ends only the view."""
     with mistakes_in_one_line():
         from covey.report.watching import watch
 
@@ -57,7 +64,7 @@ def watch_command(directory: RunFolder) -> None:
 
 
 def _write(directory: Path, path: Path, data: Path | None) -> None:
-    """The page of a fit, of a run that can be opened again, or of what is on disk of a run."""
+    """The page of a fit, of a run that can be opened again, or of the files of a run."""
     from covey.report.from_files import content_of_files, read_state
 
     is_fit = (directory / "fit.json").exists()

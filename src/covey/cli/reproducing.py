@@ -12,7 +12,7 @@ from covey.cli.consoles import console, mistakes_in_one_line
 
 
 class ScaleChoice(StrEnum):
-    """How large a reproduction is."""
+    """The size of a reproduction."""
 
     quick = "quick"
     full = "full"
@@ -20,7 +20,8 @@ class ScaleChoice(StrEnum):
 
 def reproduce_command(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="The experiment; see `covey list experiments`.")
+        str,
+        typer.Argument(metavar="ID", help="Name of the experiment; see `covey list experiments`."),
     ],
     scale: Annotated[
         ScaleChoice, typer.Option(help="quick: at most 90 seconds; full: the paper's size.")
@@ -35,7 +36,7 @@ def reproduce_command(
         Path | None,
         typer.Option(
             "--out",
-            help="Where to write; runs/ID-SCALE by default, runs/ID-SCALE-changed with --set.",
+            help="Folder of the result. Default: runs/ID-SCALE, with --set runs/ID-SCALE-changed.",
         ),
     ] = None,
 ) -> None:
@@ -78,10 +79,10 @@ def reproduce_command(
 
 def results_command(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where results of `covey reproduce` are.")
+        Path, typer.Argument(metavar="DIR", help="Folder of results of `covey reproduce`.")
     ] = Path("runs"),
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write all numbers to this file, as Markdown.")
+        Path | None, typer.Option("--out", help="Write all results to this file, as Markdown.")
     ] = None,
 ) -> None:
     """All reproductions of a folder in one table: how many claims hold, and which are lost."""

@@ -1,4 +1,4 @@
-"""`covey run`: a method as a configuration describes it."""
+"""`covey run`: the method of a configuration."""
 
 import shlex
 from pathlib import Path
@@ -38,13 +38,13 @@ def run_command(
         bool, typer.Option("--resume", help="Resume the run in the run directory.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The run directory; runs/NAME by default.")
+        Path | None, typer.Option("--out", help="The run directory. Default: runs/NAME.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The seed, in place of the configuration's.")
+        int | None, typer.Option("--seed", help="Seed, instead of that of the configuration.")
     ] = None,
 ) -> None:
-    """Run a method as a configuration describes it."""
+    """Run the method of a configuration."""
     with mistakes_in_one_line(), stopping.says(lambda: _stopped(out, resume=resume)):
         from covey.config import configuration, model_selection
 
@@ -69,7 +69,7 @@ def run_command(
 
 
 def _stopped(directory: Path | None, *, resume: bool) -> str:
-    """What to say when a run is stopped outside of its rounds. None: its directory is not known."""
+    """The message of a run stopped outside of its rounds. None: its directory is not known."""
     if directory is None or not (command := _how_to_continue(directory)):
         return "stopped before another round; the run is as it was" if resume else _NOT_BEGUN
     saved = [path.stem for path in (directory / "checkpoints").glob("*.checkpoint")]
@@ -90,7 +90,8 @@ def _print_results(done: "Run") -> None:
     took_part, clients = done.participants, done.data.clients
     of = f"{clients}" if took_part == clients else f"{took_part} of {clients}"
     console.print(
-        f"{done.name}: {done.round} rounds of {done.method.name} on {of} clients",
+        f"{done.name}: {done.round} round{'s' * (done.round != 1)} of {done.method.name} on {of} "
+        f"client{'s' * (clients != 1)}",
         highlight=False,
     )
     if done.data.counts(done.split).any():

@@ -17,7 +17,7 @@ SiteToml = Annotated[Path, typer.Argument(help="The site's own file.", metavar="
 
 
 def check_command(site: SiteToml) -> None:
-    """Say in words what a study would see of this site."""
+    """Describe in words the information that a study would get from this site."""
     with mistakes_in_one_line():
         from covey.deploy.owner_words import sentences_of
         from covey.deploy.site_file import read
@@ -27,20 +27,21 @@ def check_command(site: SiteToml) -> None:
 
 
 def approve_command(
-    study: Annotated[str, typer.Argument(help="Name of the study that waits.", metavar="STUDY")],
+    study: Annotated[str, typer.Argument(help="Name of the waiting study.", metavar="STUDY")],
     site: SiteOption = HERE,
     digest: Annotated[
         str | None,
         typer.Option(
             "--digest",
-            help="Digest, or its beginning, that the coordinator has told you; any by default.",
+            help="Digest of the study, or its beginning, as the coordinator gave it to you. "
+            "Default: any.",
         ),
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Approve without being asked, in scripts.")
     ] = False,
 ) -> None:
-    """Show a study that waits, and approve it once you have said yes."""
+    """Show a waiting study, and approve it after you confirm."""
     with mistakes_in_one_line():
         from covey.deploy.approval import Approvals
         from covey.deploy.audit import AuditLog
@@ -86,8 +87,8 @@ def withdraw_command(
         )
         console.print(
             Text(
-                f"withdrew {study} {entry.digest}: its next message is refused, and its server is "
-                f"told why; covey site approve {study} lets it continue"
+                f"withdrew {study} {entry.digest}: its next message is refused, and the refusal "
+                f"tells its server why; covey site approve {study} lets it continue"
             ),
             soft_wrap=True,
         )

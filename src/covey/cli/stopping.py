@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM outside of rounds, where nothing is to be saved: a command says one line and
-ends.
+"""Ctrl-C and SIGTERM outside of rounds, where nothing is to be saved: a command prints one line
+and ends.
 
 No exception is raised: XLA ignores one that comes during its callbacks, or aborts the process.
 """
@@ -36,7 +36,7 @@ def end_on_signals() -> None:
 
 @contextmanager
 def says(text: Callable[[], str]) -> Iterator[None]:
-    """What a command says when it is stopped in this context.
+    """The message of a command that is stopped in this context.
 
     Args:
         text: Makes the text when a signal has come; it imports nothing.

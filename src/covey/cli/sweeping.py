@@ -50,7 +50,8 @@ def sweep_command(
         int | None,
         typer.Option(
             "--workers",
-            help="Runs at once, each in its own process; 2, or as many as the cluster has CPUs.",
+            help="Number of runs at once, each in its own process. Default: 2, or the CPUs of the "
+            "cluster.",
         ),
     ] = None,
     address: Annotated[
@@ -58,17 +59,17 @@ def sweep_command(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Ray cluster to run on, whose nodes share this folder; this machine by default.",
+            help="Address of a Ray cluster whose nodes share this folder. Default: this machine.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the sweep; runs/CONFIG-sweep by default."),
+        typer.Option("--out", help="Folder of the sweep. Default: runs/CONFIG-sweep."),
     ] = None,
 ) -> None:
     """Run a study for a grid of settings and seeds, and choose by validation rows.
 
-    Started again after Ctrl-C, SIGTERM or kill -9, it does no finished run twice.
+    Started again after Ctrl-C, SIGTERM or kill -9, it continues with the unfinished runs.
     """
     with mistakes_in_one_line(), stopping.says(lambda: _STOPPED):
         from covey.sweeps.sweep import FIGURE, TABLE, sweep

@@ -1,4 +1,4 @@
-"""Calibration of a classifier: is it right as often as it is sure?
+"""Calibration of a classifier: the accuracy of its predictions, by their confidence.
 
 Rows are binned by the confidence in the predicted label. Bins are sums, so those of many clients
 add up.

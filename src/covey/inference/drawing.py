@@ -1,4 +1,4 @@
-"""What all posteriors have in common: where draws came from, checked counts, traces, summaries."""
+"""Helpers of all posteriors: the origin of draws, checked counts, traces, summaries."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,14 +18,14 @@ SHARED_ROUNDS = {"chains": "through the same rounds"}
 
 
 class Origin(NamedTuple):
-    """What a trace records of where it came from, and labels along the arrays of its draws."""
+    """The origin of draws, as a trace records it, and labels along their arrays."""
 
     attributes: dict[str, str | int]
     axes: Mapping[str, Axis]
 
 
 def check_probability(probability: float) -> None:
-    """An error for what is not strictly between 0 and 1."""
+    """An error for a value that is not strictly between 0 and 1."""
     if not 0 < probability < 1:
         raise ValueError(f"probability must be between 0 and 1, e.g. 0.9, got {probability:g}")
 
@@ -46,7 +46,7 @@ def summary_of(tree: "xarray.DataTree", probability: float) -> pd.DataFrame:
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> None:
-    """An error for what is not a whole number of at least `least`; `name` is the argument's."""
+    """An error for an argument `name` that is not a whole number of at least `least`."""
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise ValueError(f"posterior: {name} must be a whole number, got {count!r}")
     if count < least:

@@ -139,7 +139,7 @@ def _mixture_entropy(row: Mixture) -> float:
 def _log_prob(
     members: Normal | Poisson | NegativeBinomial | Binomial, at: np.ndarray
 ) -> Float[np.ndarray, "points members"]:
-    """In NumPy: the points of each row are of another number, and JAX would compile each."""
+    """In NumPy: the count of points differs by row, and JAX would compile each."""
     y = at[:, None]
     if isinstance(members, Poisson):
         return y * members.log_rate - np.exp(members.log_rate) - special.gammaln(y + 1)

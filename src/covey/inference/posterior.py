@@ -67,7 +67,7 @@ class RunPosterior:
             self._checked()
             return SharedChains(shared, self._collected, self._origin, self._data.rows_from)
         if isinstance(shared, Approximation):
-            if shared.caution:  # of whoever asked for `shared`, which is a cached property
+            if shared.caution:  # for the caller of `shared`, which is a cached property
                 warnings.warn(f"{self._method.name}: {shared.caution}", stacklevel=3)
             law, rows_from = self._fitted(), self._data.rows_from
             return SharedApproximation(shared, law, self._key, self._origin, rows_from)
@@ -119,7 +119,7 @@ class ClientPosterior(NamedTuple):
         names: Their names.
         data: Other data than the run's, for unseen clients.
         origin: Attributes and labels of a trace.
-        alone: One client, whose draws have no axis of clients.
+        alone: Whether it is of one client; its draws then have no axis of clients.
     """
 
     draw: Callable[..., PyTree]
@@ -133,7 +133,7 @@ class ClientPosterior(NamedTuple):
         return f"posterior of {', '.join(self.names[:5])}{', ...' if len(self.names) > 5 else ''}"
 
     def draws(self, count: int = 1000, *, chains: int = 4) -> PyTree:
-        """Posterior draws; asked again, the same.
+        """Posterior draws; every call returns the same.
 
         Args:
             count: Draws per chain.

@@ -1,7 +1,7 @@
 """The posterior of the shared parameters: chains that a run has walked, or a law to draw from.
 
-Both take the same arguments: `count` draws per chain of so many `chains`. A law draws as many as it
-is asked for; of chains there are as many as the run has kept.
+Both take the same arguments: `count` draws per chain, and a number of `chains`. A law draws any
+number; the draws of chains are those that the run has kept.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class SharedChains(NamedTuple):
     """Draws of the shared parameters that a run has collected, one per chain and kept round.
 
     Attributes:
-        chains: How draws are described and predicted with.
+        chains: Functions that describe draws and predict with them.
         collected: () -> all draws, as (draws, chains, ...).
         origin: Attributes and labels of a trace.
         rows_from: (new rows, standardised) -> features as the model was trained on.
@@ -61,7 +61,7 @@ class SharedChains(NamedTuple):
 
         Args:
             count: Draws per chain, evenly spaced among those kept. Default: all of them.
-            chains: The first so many chains. Default: all chains of the method.
+            chains: Number of chains, the first ones. Default: all chains of the method.
             skip: Draws at the beginning of each chain to leave out.
             every: Thinning: keep each `every`-th of the others.
 
@@ -107,7 +107,7 @@ class SharedChains(NamedTuple):
         Args:
             probability: Probability of the credible intervals.
             count: Draws per chain; see `draws` for this and the others.
-            chains: The first so many chains.
+            chains: Number of chains, the first ones.
             skip: Draws at the beginning of each chain to leave out.
             every: Thinning: keep each `every`-th of the others.
         """
@@ -158,7 +158,7 @@ class SharedChains(NamedTuple):
         kept, run = jax.tree.leaves(collected)[0].shape[:2]
         if skip >= kept:
             raise ValueError(
-                f"there are {kept} draws per chain so far, and {skip} were to be skipped: run "
+                f"there are {_draws(kept)} per chain so far, and {skip} were to be skipped: run "
                 "more rounds, or burn in for fewer"
             )
         left = np.arange(kept)[skip::every]
@@ -179,9 +179,9 @@ class SharedApproximation(NamedTuple):
     """A law of the shared parameters, e.g. a Gaussian at the mode, and independent draws from it.
 
     Attributes:
-        approximation: How the law is drawn from.
+        approximation: Functions that draw from the law.
         law: The fitted law.
-        key: Where draws come from.
+        key: Random key of the draws.
         origin: Attributes and labels of a trace.
         rows_from: (new rows, standardised) -> features as the model was trained on.
     """
@@ -196,8 +196,8 @@ class SharedApproximation(NamedTuple):
         return "posterior of the shared parameters, from an approximate law"
 
     def draws(self, count: int = 1000, *, chains: int = 4) -> PyTree:
-        """Independent draws as (chains, count, ...), in the terms of the model; asked again, the
-        same.
+        """Independent draws as (chains, count, ...), in the terms of the model; every call returns
+        the same.
 
         Args:
             count: Draws per chain.
@@ -222,8 +222,8 @@ class SharedApproximation(NamedTuple):
     ) -> pd.DataFrame:
         """Mean, standard deviation, equal-tailed credible interval and diagnostics per parameter.
 
-        Draws are independent: R-hat and effective draws tell whether there are enough of them, and
-        nothing of how near the law is to the posterior.
+        Draws are independent: R-hat and effective draws show whether there are enough of them, but
+        not the distance of the law from the posterior.
 
         Args:
             probability: Probability of the credible intervals.
@@ -248,12 +248,16 @@ class SharedApproximation(NamedTuple):
         return self.approximation.predictive(self.key, self.law, rows, count)
 
 
+def _draws(count: int) -> str:
+    return f"{count} draw{'s' * (count != 1)}"
+
+
 def _spaced(count: int, kept: int, where: str) -> np.ndarray:
     """Indices of `count` evenly spaced draws, with the newest."""
     check_count(count, "count")
     if count > kept:
         raise ValueError(
-            f"there are {kept} draws {where}, and {count} were asked for: chains are not drawn "
+            f"there are {_draws(kept)} {where}, and {count} were asked for: chains are not drawn "
             f"from again; ask for at most {kept}, or run more rounds (run.advance)"
         )
     return np.arange(1, count + 1) * kept // count - 1

@@ -40,9 +40,9 @@ def effective(draws: Float[np.ndarray, "chains draws values"]) -> Effective:
     `tail` whether it is below the 5 % or the 95 % quantile, as for independent chains (Vehtari,
     Gelman, Simpson, Carpenter and Bürkner 2021).
 
-    One series tells its autocorrelation less exactly than several. Therefore chains count as
-    independent unless the variance of m exceeds what it would be then, a chain's variance over the
-    number of chains, by three standard errors.
+    One series estimates its autocorrelation less exactly than several. Therefore chains count as
+    independent unless the variance of m exceeds the value for independent chains, a chain's
+    variance over the number of chains, by three standard errors.
 
     Args:
         draws: Draws of each parameter; those of a chain in order.

@@ -64,7 +64,7 @@ def as_tree(
 
 
 def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFrame:
-    """One line per parameter (per client and parameter, if the tree has clients), with a warning
+    """One row per parameter (per client and parameter, if the tree has clients), with a warning
     where the draws are too poor, and where a diagnostic is NaN because it cannot be known.
 
     Columns: mean, sd, the equal-tailed interval, as lower_90 and upper_90 for a probability of 0.9,
@@ -75,7 +75,7 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
     check_probability(probability)
     chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
     exact: Any = None  # ArviZ rounds to two digits by default, and its types know only digits
-    with np.errstate(divide="ignore", invalid="ignore"):  # numbers that never change have no R-hat
+    with np.errstate(divide="ignore", invalid="ignore"):  # values that never change have no R-hat
         found = summary(
             tree, kind="all", fmt="xarray", ci_prob=probability, ci_kind="eti", round_to=exact
         )
@@ -85,7 +85,7 @@ def summarise(tree: xarray.DataTree, *, probability: float = 0.9) -> pd.DataFram
         drawn = tree["posterior"].to_dataset()
         found = found.map(lambda of: _with_shared_noise(of, drawn[of.name]))
     table = pd.concat([_lines(found[name]) for name in found.data_vars]).drop(columns="mcse_sd")
-    if "client" in found.dims:  # together what is of one client, in the order that was asked for
+    if "client" in found.dims:  # rows of one client together, in the order of the clients
         clients, _ = pd.factorize(table.index.get_level_values("client"))
         table = table.iloc[np.argsort(clients, kind="stable")]
     if chains * draws == 1:
@@ -129,7 +129,7 @@ def netcdf(tree: xarray.DataTree) -> bytes:
 
 
 def _lines(found: xarray.DataArray) -> pd.DataFrame:
-    """A line for each number of a variable: `slopes[age]`, or `slopes[0]` without labels; by client
+    """A row for each entry of a variable: `slopes[age]`, or `slopes[0]` without labels; by client
     where there are clients.
     """
     inner = [dim for dim in found.dims if dim not in ("summary", "client")]
@@ -149,7 +149,7 @@ def _lines(found: xarray.DataArray) -> pd.DataFrame:
 
 
 def _warn_of_unknown(chains: int, draws: int, *, walked: bool) -> None:
-    """Why a whole column is NaN. Chains that a run has walked are not drawn from again."""
+    """Warn that a whole column is NaN. A run's chains are not drawn from again."""
     if draws < FEWEST_DRAWS:
         text = (
             "R-hat, effective draws and the Monte Carlo error are NaN: they need at least "
@@ -165,8 +165,8 @@ def _warn_of_unknown(chains: int, draws: int, *, walked: bool) -> None:
 
 
 def _warn_of_poor(table: pd.DataFrame, *, several: bool, walked: bool) -> None:
-    """One line where chains disagree or are worth few draws. Parameters that never change have no
-    R-hat and are no reason; neither is what cannot be known, of which `_warn_of_unknown` tells.
+    """Warn where chains disagree or are worth few draws. Parameters that never change have no R-hat
+    and are no reason; neither are NaN, which `_warn_of_unknown` explains.
     """
     r_hat, spread = table["r_hat"].to_numpy(), table["sd"].to_numpy()
     effective = np.minimum(table["ess_bulk"].to_numpy(), table["ess_tail"].to_numpy())
