@@ -1,4 +1,4 @@
-"""Many reproductions as one document: what was claimed, what was found, and where ours loses."""
+"""Many reproductions as one document: the claims, our results, and the claims that are lost."""
 
 import json
 import re
@@ -15,20 +15,21 @@ _COLUMNS = 100  # of text in the repository
 _EARLIER = "earlier"  # than results were stored with their commit
 _HEAD = """# Published results beside ours
 
-Every number is from the code of `covey reproduce ID --scale SCALE`. A claim that does not hold says
-**lost**. No test row chose a setting, but for one experiment, as the docstring of its module says:
-in `fedpop-synthetic` (and its grid) FedRep and FedAvg take the learning rate that is best by the
-truth, which favours them.
+Numbers in the column "paper" are published ones. All others come from `covey reproduce ID --scale
+SCALE`, most of them with earlier versions of the code; `fedpop-small-images` was run in parts,
+which were put together afterwards. A claim that does not hold says **lost**. No test row chose a
+setting, but for one experiment, as the docstring of its module says: in `fedpop-synthetic` (and its
+grid) FedRep and FedAvg take the learning rate that is best by the truth, which favours them.
 
-What a scale leaves out, and why ours may differ, is in the docstring of the experiment's module. At
-the quick scale claims about the order of methods mean little. Times are of two cores, many of them
-with other work beside. Commit: of this repository, by which the result was made; "earlier" where it
-was not stored, "unknown" from an unpacked archive.
+The docstring of each experiment's module names the parts that a scale leaves out, and the reasons
+why our numbers may differ. At the quick scale claims about the order of methods mean little. Times
+are of two cores, many of them with other work beside. Commit: of this repository, by which the
+result was made; "earlier" where it was not stored, "unknown" from an unpacked archive.
 """
 
 
 class Stored(NamedTuple):
-    """A result as it was written, and the versions that it was found with."""
+    """A stored result, and the versions of the packages that computed it."""
 
     result: Result
     environment: dict[str, str | int]
@@ -71,7 +72,7 @@ def markdown(stored: Sequence[Stored]) -> str:
     for result, _ in stored:
         held = sum(claim.holds for claim in result.claims)
         verdict = f"{held} of {len(result.claims)}" + (
-            "" if result.holds else ", **the others lost**"
+            "" if result.holds else f", **{len(result.claims) - held} lost**"
         )
         lines.append(
             f"| [{result.id}](#{_anchor(result)}) | {result.size} | {duration(result.seconds)} | "

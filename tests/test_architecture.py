@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md says of a run is in the code."""
+"""The hops of a run in ARCHITECTURE.md are those of the code."""
 
 import re
 from importlib import import_module
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covey"
 HOPS = (
-    (ROOT / "ARCHITECTURE.md").read_text().partition("## A run, hop by hop")[2].partition("## ")[0]
+    (ROOT / "ARCHITECTURE.md").read_text().partition("## The hops of a run")[2].partition("## ")[0]
 )
 METHODS = {"fedpop.client", "fedpop.server", "channel.encode", "covey.run"}  # of what is run
 FILES = (".toml", ".parquet", ".html", ".py")

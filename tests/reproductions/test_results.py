@@ -35,7 +35,7 @@ def runs(tmp_path):
 def test_claims_and_numbers_of_every_result_are_told(runs):
     text = markdown(collect(runs))
     assert "| [one](#one-full) | full | 5 s | unknown | 1 of 1 |" in text
-    assert "| [two](#two-quick) | quick | 1 min 1 s | 1a2b3c4 + changes | 1 of 2, **the" in text
+    assert "| [two](#two-quick) | quick | 1 min 1 s | 1a2b3c4 + changes | 1 of 2, **1 lost" in text
     assert text.index("## one full") < text.index("## two quick")
     assert "| the same of the worst | -0.5 | 0 | **lost** |" in text
     assert "| accuracy of ours over theirs | 1.25 | 0 | holds |" in text
