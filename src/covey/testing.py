@@ -1,4 +1,4 @@
-"""The contract of a method: what every engine relies on, as one check that any method can take."""
+"""The contract of a method, on which every engine relies: one check for any method."""
 
 import re
 import warnings
@@ -47,7 +47,7 @@ _PARTICIPATION = 2.0  # the inverse of the chance to take part: weighted and pla
 
 
 class Walk(NamedTuple):
-    """What came of two rounds of a client and the server, and of what follows them."""
+    """Results of two rounds of a client and the server, and of the steps after them."""
 
     first_upload: PyTree
     second_upload: PyTree
@@ -60,8 +60,8 @@ class Walk(NamedTuple):
 
 
 class Client(NamedTuple):
-    """The rows that a client has, the room that an engine gives them, and how many rows it is
-    evaluated on.
+    """The rows of a client, the capacity that an engine gives them, and the count of rows for
+    evaluation.
     """
 
     rows: PyTree
@@ -84,15 +84,15 @@ class Client(NamedTuple):
 def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
     """Check that a method keeps the contract that every engine relies on.
 
-    What a method asks before its first round is asked. Then a client and the server are walked
-    through two rounds with a lossy channel, with a lost upload between them; the client, and one
-    that the server has not seen, are evaluated, predict and draw. Checked is that
+    First the preparation of the method, if it has one, asks its questions. Then a client and the
+    server go through two rounds with a lossy channel, with a lost upload between them; the client,
+    and one that the server has not seen, are evaluated, predict and draw. The checks are that
 
-    * functions are called as the seam says, and return what it says,
+    * functions take and return the values that the interface `Algorithm` states,
     * shapes are static, uploads are floats, and states keep their structure, shapes and types,
     * values depend on the client's rows, and neither on the capacity that an engine gives them, nor
       on where they lie in the storage,
-    * a function asked again gives the same answer: nothing is kept outside of the state, nothing is
+    * a function called again returns the same: nothing is kept outside of the state, nothing is
       passed from one function to another but by state, message and `pending`, and random numbers
       come from the key,
     * a client without rows has finite uploads and predictions, and a round that heard of no rows
@@ -112,8 +112,8 @@ def check_method(method: Algorithm, data: FederatedData | None = None) -> None:
 
     Raises:
         AssertionError: The contract is broken; the message says where.
-        ValueError: What is given is no method, or one of its functions raised, or returned what it
-            must not; the message names the function and its line.
+        ValueError: The argument is no method, or one of its functions raised an error or returned
+            a value that it must not; the message names the function and its line.
 
     Example:
         >>> import covey
@@ -266,7 +266,7 @@ def _leaks_told() -> Iterator[None]:
         made = re.search(r"leaked intermediate value was created on line (\S+ \(\w+\))", str(error))
         where = f", made in {made[1]}" if made else ""
         raise AssertionError(
-            f"a function uses a value of another function's call{where}: what is needed later goes "
+            f"a function uses a value of another function's call{where}: pass such values "
             "through the state, the message or `pending`, not through variables outside"
         ) from error
 
@@ -282,7 +282,7 @@ def _values(leaf: Any) -> Any:
 
 
 def _prepared(method: Algorithm, data: FederatedData) -> Algorithm:
-    """The method, after it has asked what it asks before its first round."""
+    """The method after its preparation."""
     if method.preparation is None:
         return method
     preparation = method.preparation
@@ -292,12 +292,12 @@ def _prepared(method: Algorithm, data: FederatedData) -> Algorithm:
         need_method(ready)
     except ValueError as error:
         raise ValueError(f"{method.name}: preparation.finish: {error}") from error
-    assert ready.preparation is None, "what preparation.finish returns is still to be prepared"
+    assert ready.preparation is None, "the method from preparation.finish has a preparation again"
     return ready
 
 
 def _place(data: FederatedData, client: int) -> tuple[Any, Any]:
-    """Where a client's training rows begin, and how many there are."""
+    """The start of a client's training rows, and their count."""
     return data.starts("train")[client], data.counts("train")[client]
 
 

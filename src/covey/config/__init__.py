@@ -1,3 +1,1 @@
-"""Configurations: what a TOML file says, checked, and the catalogue of everything that it can
-name.
-"""
+"""Configurations: TOML files, checked, and the catalogue of all names that they can use."""

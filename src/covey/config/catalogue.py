@@ -87,14 +87,14 @@ METHODS: dict[str, Factory] = {
 
 
 def trace(path: Path, *, size: int | None = None) -> cohort.Scheme:
-    """Clients that a CSV file of 0 and 1 says are there: one row per client, one column per round.
+    """Clients present by a CSV file of 0 and 1: one row per client, one column per round.
 
     Args:
         path: The file.
         size: Clients to draw per round, before those that are away are left out. Default: all.
 
     Returns:
-        Who takes part in a round.
+        The sampler of the clients of a round.
     """
     try:
         available = np.loadtxt(path, delimiter=",", ndmin=2)
@@ -119,7 +119,7 @@ CHANNELS: dict[str, Factory] = dict(CODECS)
 
 
 def edges(path: Path, *, weights: Weights = "metropolis", gossip_steps: int = 1) -> Topology:
-    """The graph of a CSV file with a pair of peers a line, counted from 0."""
+    """The graph of a CSV file with one pair of peers per row, counted from 0."""
     return custom(path, weights=weights, gossip_steps=gossip_steps)
 
 
@@ -142,11 +142,11 @@ def table(
     Args:
         path: The file, UTF-8 text with a header.
         outcome: Name of the outcome's column.
-        client: Name of the column that says which client owns a row.
+        client: Name of the column with the client that owns each row.
         clients: Names of all clients, also of those without rows. Default: those in the file.
         features: Names of the feature columns. Default: all other columns.
-        split_column: Name of the column that says which rows are "train", "validation" and "test"
-            rows. Default: all are training rows.
+        split_column: Name of the column with the split of each row, "train", "validation" or
+            "test". Default: all are training rows.
         classes: Number of labels 0, 1, ...; leave it out for a numeric outcome.
         allow_missing: Whether features may be missing; `standardise = true` fills them.
 
@@ -182,7 +182,7 @@ LOADED: dict[str, Loader] = {
     **LOADERS,
     "table": Loader(
         table,
-        "your own CSV file: one row per line, and a column that says which client owns it",
+        "your own CSV file: with one column that names the client of each row",
         "yours",
         "path",
     ),
@@ -193,7 +193,7 @@ DATA: dict[str, Factory] = {name: loader.load for name, loader in LOADED.items()
 
 
 def described(named: Mapping[str, Factory]) -> dict[str, str]:
-    """One line on each: a data set's description, or the first line of a factory's
+    """One line per name: a data set's description, or the first line of a factory's
     documentation.
     """
     return {

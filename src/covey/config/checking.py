@@ -18,7 +18,7 @@ from covey.runs.launch import run
 
 _CHOICES: dict[
     str, tuple[dict[str, Factory], str | None]
-] = {  # table -> what it can name, and the name if there is no table
+] = {  # table -> the names that it can use, and the name if there is no table
     "data": (DATA, None),
     "model": (MODELS, None),
     "method": (METHODS, None),
@@ -28,7 +28,7 @@ _CHOICES: dict[
 }
 _KNOWN = (*_CHOICES, "faults", "privacy", "run")
 _RECORD = (
-    "environment"  # what a run adds to its config.toml; accepted, so that the file can be run again
+    "environment"  # a run adds it to its config.toml; accepted, so that the file can be run again
 )
 _NOT_IN_RUN = (
     "method",
@@ -47,7 +47,7 @@ _NOT_IN_RUN = (
 
 
 class ConfigurationError(ValueError):
-    """What is wrong with a configuration, one line each."""
+    """The mistakes of a configuration, one per line."""
 
 
 class Configuration(NamedTuple):
@@ -64,7 +64,7 @@ class Configuration(NamedTuple):
 
 
 def read(path: Path, *, overrides: Sequence[str] = (), seed: int | None = None) -> Configuration:
-    """Read a file, change what `overrides` ("table.key=value") and `seed` say, and check it.
+    """Read a file, change the values of `overrides` ("table.key=value") and `seed`, and check it.
 
     Raises:
         ConfigurationError: with a line for each mistake.
@@ -87,7 +87,7 @@ def checked(tables: Mapping[str, toml.Value], *, folder: Path | None = None) -> 
 
     Args:
         tables: The tables.
-        folder: Where the configuration is, and a user's own files are looked for first. Default:
+        folder: The folder of the configuration, searched first for a user's own files. Default:
             the current folder.
 
     Raises:
@@ -248,7 +248,7 @@ def _misfit(factories: Mapping[str, Factory]) -> list[str]:
 
 
 def _annotation(factory: Factory, name: str) -> object | None:
-    """The type of a factory's argument, or of what it returns; None where it has none."""
+    """The type of a factory's argument, or of its result; None where it has none."""
     signature = inspect.signature(factory, eval_str=True)
     if name == "return":
         found = signature.return_annotation

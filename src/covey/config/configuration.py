@@ -44,8 +44,8 @@ __all__ = [
 
 
 class Parts(NamedTuple):
-    """What a configuration describes, by the names of `covey.run`; `unseen` are the clients held
-    out, if any.
+    """The parts of a configuration, by the names of `covey.run`; `unseen` are the clients held out,
+    if any.
     """
 
     method: Algorithm
@@ -190,5 +190,5 @@ def reopen(directory: Path) -> Run:
         )
     settings = read(
         path, overrides=[f"run.rounds={done}"]
-    )  # a run may have gone on past what was asked for
+    )  # a run may have continued past the rounds of its file
     return execute(settings, build(settings), out=directory, resume=True, progress=False)

@@ -13,7 +13,7 @@ CANDIDATES = (1, 2, 3, 4)
 
 
 class Choice(NamedTuple):
-    """The chosen number of components, and what it was chosen by.
+    """The chosen number of components, and the losses of all candidates.
 
     Attributes:
         components: The number of components with the smallest loss.

@@ -1,5 +1,5 @@
-"""Options of a factory, checked against its own signature: what a function accepts is written once,
-in the function.
+"""Options of a factory, checked against its own signature: the options are written once, in the
+function.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from covey.kernels import KERNELS, Kernel
 from covey.models.effects import LAWS, Law
 from covey.runs import toml
 
-Factory: TypeAlias = Callable[..., Any]  # what it makes depends on the table that names it
+Factory: TypeAlias = Callable[..., Any]  # its result depends on the table that names it
 
 _LARGEST_RATE = 1e4  # of an optimiser; nothing learns beyond
 NOTHING = "none"  # how a table says None: TOML has no null
@@ -35,8 +35,8 @@ OPTIMIZERS: dict[str, Factory] = {
 
 
 class Kind(NamedTuple):
-    """Things that a table can name beside plain values: what they are called, their factories, and
-    an example.
+    """Things that a table can name beside plain values: the word for them, their factories, and an
+    example.
     """
 
     word: str
@@ -68,8 +68,8 @@ class Option(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """Options as the factory takes them, as `config.toml` records them, and what was wrong, one
-    line each.
+    """Options as the factory takes them, as `config.toml` records them, and the mistakes, one
+    per line.
     """
 
     values: dict[str, object]
@@ -141,7 +141,7 @@ def named(where: str, kind: type, given: toml.Value) -> tuple[Any, list[str]]:
         ]
     try:
         return factories[name](**checked.values), []
-    except ValueError as error:  # what a factory says of its options
+    except ValueError as error:  # a factory refuses its options
         return None, [f"{where}: {error}"]
 
 

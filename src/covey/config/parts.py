@@ -1,5 +1,5 @@
-"""What tables say beyond the options of the factory that they name: splits of the data, and the
-parts of an upload that a channel is for.
+"""Keys of tables beyond the options of a factory: splits of the data, and the parts of an upload
+that a channel is for.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ def prepare(
     """Split each client's rows, limit them, hold clients out, and standardise features by the
     training rows of the others.
 
-    Without fractions the data keep the parts they came with. At most `train_rows` training rows a
-    client are kept, and at most `few_rows` for a share `few_share` of the clients. Both are drawn
-    from `split_seed`, by default the run's seed. Columns in `keep` are not standardised.
+    Without fractions the data keep the parts they came with. At most `train_rows` training rows
+    per client are kept, and at most `few_rows` for a share `few_share` of the clients. Both are
+    drawn from `split_seed`, by default the run's seed. Columns in `keep` are not standardised.
     """
     drawn_from = seed if split_seed is None else split_seed
     if validation or test:

@@ -26,7 +26,7 @@ def load(name: str, folder: Path | None = None) -> tuple[Callable[..., Any], str
 
     Args:
         name: A path that ends in .py, a colon, and the name of a function in that file.
-        folder: Where a relative path is looked for first, before the current folder.
+        folder: Folder that is searched for a relative path before the current folder.
 
     Returns:
         The function, and its name with the absolute path, under which it is found from anywhere.
@@ -62,7 +62,7 @@ def load(name: str, folder: Path | None = None) -> tuple[Callable[..., Any], str
 
 
 def _why(error: BaseException, path: Path) -> str:
-    """What a file raised, where, and what to do about modules beside it."""
+    """The error of a file, its line, and advice about modules beside it."""
     lines = [
         frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)
     ]
@@ -72,19 +72,19 @@ def _why(error: BaseException, path: Path) -> str:
     if absent is not None and path.with_name(f"{absent}.py").exists():
         return (
             f"{said}; {absent}.py lies beside it, but only installed packages are found: put "
-            "what is needed into the file itself"
+            "the needed functions into the file itself"
         )
     return said
 
 
 def _need_annotations(function: Callable[..., Any], path: Path, attribute: str) -> None:
-    """An error where annotations name what cannot be found: options are read from them."""
+    """An error for annotations with unknown names: options are read from annotations."""
     try:
         inspect.signature(function, eval_str=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise ValueError(
             f"{path}:{attribute}: an annotation of {attribute} cannot be read: {error}; import "
-            "what it names at the top of the file, not under `if TYPE_CHECKING:` alone"
+            "its names at the top of the file, not under `if TYPE_CHECKING:` alone"
         ) from error
 
 
