@@ -191,7 +191,9 @@ def test_an_upload_that_counts_for_more_than_its_rows_is_in_no_sum(world, weight
     if np.isfinite(weight):
         with (
             pytest.warns(UserWarning, match=name),
-            pytest.raises(NoQuorumError, match=f"'{name}' sent what cannot be used: its upload"),
+            pytest.raises(
+                NoQuorumError, match=f"'{name}' sent an answer that cannot be used: its upload"
+            ),
         ):
             world.engine.advance(state, 1)
         assert name in world.reports[-1].damaged

@@ -247,7 +247,7 @@ def test_on_a_full_disk_nothing_leaves_and_the_refusal_says_so(tmp_path, monkeyp
 
     write = audit.AuditLog.write
     monkeypatch.setattr(audit.AuditLog, "write", full)
-    with pytest.raises(StudyRefusedError, match="bern cannot write what it must keep") as error:
+    with pytest.raises(StudyRefusedError, match="bern cannot write its state") as error:
         sites.conduct()
     assert str(tmp_path) not in str(error.value)
     found = status.read(tmp_path / "run")
@@ -310,7 +310,7 @@ def test_the_status_is_read_in_words(tmp_path):
         sites.conduct()
     said = "\n".join(status.read(tmp_path / "run").words())
     assert "heart" in said
-    assert "bern: refused, 1 messages missed: the method 'marginal' is not allowed" in said
+    assert "bern: refused, 1 message missed: the method 'marginal' is not allowed" in said
     with pytest.raises(ValueError, match="holds no study"):
         status.read(tmp_path)
     (tmp_path / "run" / "study" / "status.json").write_text("{}")

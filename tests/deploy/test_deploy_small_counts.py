@@ -159,7 +159,7 @@ def test_sizes_of_groups_inside_a_site_are_not_told(tmp_path):
 def test_a_value_of_the_outcome_that_few_rows_have_keeps_the_site_out(tmp_path):
     table = table_of(1).assign(ill=["yes"] * 4 + ["no"] * 56)
     study = of_formula("a", FORMULA)
-    with pytest.raises(DeclinedError, match="a value of the outcome") as error:
+    with pytest.raises(DeclinedError, match="one value of the outcome") as error:
         described(site_of(tmp_path / "drop", table), study)
     assert "4" not in error.value.why
     assert "ill is 'yes' in 4 rows" in error.value.detail

@@ -253,7 +253,7 @@ def test_a_round_that_fails_after_others_loses_none_of_them(fedem):
         return handle(message) if len(world.reports) < 3 else b"nonsense"
 
     world.transport.handlers["site2"] = until_round_3
-    with pytest.warns(UserWarning, match="site 'site2' sent what cannot be used"):
+    with pytest.warns(UserWarning, match="site 'site2' sent an answer that cannot be used"):
         state, lines = world.engine.advance(world.engine.start(), 5)
     assert (state.round, len(lines)) == (3, 3)
     with pytest.raises(NoQuorumError, match="too few for a message"):

@@ -1,6 +1,6 @@
-"""A study between organisations: what a site allows, what a server conducts.
+"""A study between organisations: the permissions of sites, and the work of the server.
 
-Nothing here knows how messages travel. A site is a function from bytes to bytes
+Nothing here depends on the transport of messages. A site is a function from bytes to bytes
 (`site.open_handler`), a server needs something that exchanges bytes with named sites
 (`server.conduct`).
 """

@@ -1,4 +1,4 @@
-"""Which studies a site's owner has agreed to, by name and digest."""
+"""The studies that a site's owner has approved, by name and digest."""
 
 import fcntl
 import json
@@ -18,14 +18,14 @@ _SHOWN = 16  # characters of a digest in a sentence
 
 
 class Entry(NamedTuple):
-    """What is known of a study at a site.
+    """The record of a study at a site.
 
     Attributes:
         digest: Digest of its configuration.
         state: "waiting" for the owner, "approved", or "withdrawn" by the owner.
         by: "owner", or "rule" where `approve = "listed"` let it in; "" while it waits.
         since: When it came to this state (UTC).
-        words: What it is, in sentences.
+        words: Its description, in sentences.
     """
 
     digest: str
@@ -69,7 +69,7 @@ class Approvals:
 
         Args:
             study: The study that came.
-            rule: What the owner says of new studies.
+            rule: The owner's rule for new studies.
 
         Returns:
             Whether it is new and the rule has approved it now.

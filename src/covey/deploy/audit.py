@@ -33,7 +33,7 @@ class AuditLog:
         """Append a line, and force it to disk.
 
         Args:
-            event: What happened.
+            event: The kind of event.
             study: The study's name, as far as it is known.
             what: The same in words.
             more: Kind, round, bytes and the like; None is left out.

@@ -30,7 +30,7 @@ def design_of(study: Study, content: Any, own: Description) -> Design:
     Args:
         study: The study.
         content: The design as plain values.
-        own: What the site has said of its table.
+        own: The site's description of its table.
 
     Raises:
         DeclinedError: It is no design, that of another formula, or not one that sites with this
@@ -58,7 +58,7 @@ def design_of(study: Study, content: Any, own: Description) -> Design:
 
 
 def _wrong(study: Study, design: Design, own: Description) -> Iterator[str]:
-    """What is wrong with a design, in the order in which later checks rely on earlier ones."""
+    """The mistakes of a design, in the order in which later checks rely on earlier ones."""
     groups = {bar.group for bar in design.formula.bars}
     if design.group is not None and design.group not in groups:
         yield f"the formula has no group {design.group!r:.100}"

@@ -66,14 +66,14 @@ class SharedPrior(NamedTuple):
 
 
 class SharedResult(NamedTuple):
-    """What all sites get of the result, beside draws of the shared parameters.
+    """The part of the result that all sites get, beside draws of the shared parameters.
 
     Attributes:
         columns: Names of the columns of the summary.
         terms: Its rows: a term's name and values, None where one is not known.
-        diagnostics: Numbers by name.
+        diagnostics: Values by name.
         traffic: Rounds, questions and bytes per site.
-        notes: What a reader should know.
+        notes: Cautions for the reader.
     """
 
     columns: list[str]
@@ -99,7 +99,7 @@ class FitPart:
         self._shared: SharedPrior | None = None
 
     def describe(self) -> dict[str, Any]:
-        """What the site says of its table; see `fit_rows.described`."""
+        """The site's description of its table; see `fit_rows.described`."""
         return fit_rows.described(self._site, self._study, self._table)
 
     def agree(self, content: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class FitPart:
             content: A `SharedResult`.
             member: The site in its rounds, which has heard what the server has published:
                 `published` for the method, and `draws` of the shared parameters.
-            folder: Where to write.
+            folder: The folder for the results.
         """
         design, rows = self._agreed()
         published = member.published()
@@ -179,7 +179,7 @@ class FitPart:
         result.report(folder / "report.html")
 
     def remarks(self) -> Sequence[str]:
-        """How many rows were left out, and why."""
+        """The count of rows that were left out, and the reason."""
         said = "" if self._rows is None else fit_rows.left_out(self._rows.rare)
         return (said,) if said else ()
 

@@ -113,7 +113,7 @@ class FitPlan:
         )
         result.save(folder)
         result.report(folder / "report.html")
-        table = found.table
+        table, sites = found.table, len(self._design.rows)
         shared = SharedResult(
             list(table.columns),
             [
@@ -122,7 +122,7 @@ class FitPlan:
             ],
             {key: _plain(value) for key, value in found.diagnostics.items()},
             {key: float(value) for key, value in result.traffic.items()},
-            [f"{len(self._design.rows)} sites took part.", *self._notes],
+            [f"{sites} site{'s' * (sites != 1)} took part.", *self._notes],
         )
         down = {"published": run.published, "draws": found.draws.astype(np.float32)}
         return Outcome(result, down, shared._asdict())

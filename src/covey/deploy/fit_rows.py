@@ -1,9 +1,9 @@
-"""A formula at a site: what the site says of its table, and the rows that it makes of the design.
+"""A formula at a site: the site's description of its table, and its rows by the design.
 
 Small counts. With `rare_levels = "drop"`, rows are left out before anything is counted, so that no
-count below `min_count` can be read (`fitting/small_counts.py` has the rules). The study learns what
-rows are left out for, and the site's audit log how many. With "use", all rows are used, and names
-of rare levels leave.
+count below `min_count` can be read (`fitting/small_counts.py` has the rules). The study learns for
+which columns rows are left out, and the site's audit log their count. With "use", all rows are
+used, and names of rare levels leave.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ _NAMED = 8  # values that a sentence of the log lists
 
 
 def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
-    """What the site says of its table, as plain values.
+    """The site's description of its table, as plain values.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
         table: The site's table.
 
@@ -53,10 +53,10 @@ def described(site: SiteFile, study: Study, table: Table) -> dict[str, Any]:
 
 
 def own_design(site: SiteFile, study: Study, table: Table, content: Any) -> Design:
-    """The design that a server has sent, where it fits what the site has said of its table.
+    """The design that a server has sent, where it fits the site's description of its table.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
         table: The site's table.
         content: The design as plain values.
@@ -79,18 +79,19 @@ def _said(site: SiteFile, study: Study, table: Table) -> tuple[Description, tupl
 
 
 def left_out(rare: Sequence[Rare]) -> str:
-    """How many rows are left out and what they have, for the owner; empty where none are.
+    """The count of rows left out, with their values, for the owner; empty where none are.
 
     Args:
-        rare: What few rows have.
+        rare: The values that few rows have.
     """
     if not rare:
         return ""
+    count = sum(one.rows for one in rare)
     each = [f"{one.text} is {one.value} ({one.rows})" for one in rare[:_NAMED]]
     more = [f"{len(rare) - _NAMED} more"] if len(rare) > _NAMED else []
     return (
-        f"{sum(one.rows for one in rare)} rows are left out, because too few have the same value "
-        f"and limits.rare_levels is 'drop': {'; '.join(each + more)}"
+        f"{count} row{'s are' if count != 1 else ' is'} left out, because too few have the same "
+        f"value and limits.rare_levels is 'drop': {'; '.join(each + more)}"
     )
 
 
@@ -100,7 +101,7 @@ class FitRows(NamedTuple):
     Attributes:
         rows: The rows.
         table: The table that they are of, without the rows that were left out.
-        rare: What the rows have that were left out.
+        rare: The values of the rows that were left out.
     """
 
     rows: Rows
@@ -112,7 +113,7 @@ def made(site: SiteFile, design: Design, table: Table) -> FitRows:
     """The rows of the site's table.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         design: The design of all sites.
         table: The site's table.
 
@@ -130,7 +131,7 @@ def made(site: SiteFile, design: Design, table: Table) -> FitRows:
 def _rest(
     site: SiteFile, formula: Formula, table: Table, *, missing: Missing, weights: str | None
 ) -> tuple[Table, tuple[Rare, ...]]:
-    """The table without what the owner keeps out of the study, and what that is."""
+    """The table without the rows that the owner keeps out of the study, and their values."""
     if site.limits.rare_levels == "use":
         return table, ()
     options = {"missing": missing, "weights": weights, "least": site.limits.min_count}
@@ -139,11 +140,13 @@ def _rest(
     index = np.flatnonzero(rows) if table.index is None else table.index[rows]
     rest = table._replace(frame=table.frame[rows].reset_index(drop=True), index=index)
     if found.outcomes and int(rows.sum()) >= site.limits.min_rows:
-        said = ", ".join(f"{one.text} is {one.value} in {one.rows} rows" for one in found.outcomes)
+        said = ", ".join(
+            f"{one.text} is {one.value} in {one.rows} row{'s' * (one.rows != 1)}"
+            for one in found.outcomes
+        )
         raise DeclinedError(
             "rows",
-            f"{site.name} does not take part: a value of the outcome is that of too few of its "
-            "rows",
+            f"{site.name} does not take part: too few of its rows have one value of the outcome",
             f"{said}; fewer than limits.min_count = {site.limits.min_count} are not shown, and "
             "rows are not chosen by their outcome, which would bias the result. To take part, set "
             "limits.rare_levels = 'use': these counts can then be read from your sums",

@@ -1,5 +1,5 @@
-"""What sites say before a fit, checked by the server: a site that says what cannot be is named, and
-nothing of it enters a sum.
+"""Answers of sites before a fit, checked by the server: a site with an impossible answer is named,
+and nothing of it enters a sum.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ def statistics_of(design: Design, site: str, content: Any) -> Statistics:
     Args:
         design: The design that the site was sent.
         site: The site's name.
-        content: What the site said of its rows: `entry` and `statistics`.
+        content: The site's answer about its rows: `entry` and `statistics`.
 
     Raises:
         BadAnswerError: They are no such sums, or not of the site's rows.
@@ -67,12 +67,14 @@ def statistics_of(design: Design, site: str, content: Any) -> Statistics:
         raise BadAnswerError(site, "gives sums of other columns than those of the design")
     for name, one in {**found.columns, "the outcome": found.outcome}.items():
         if not _is_possible(one) or one.count != rows:
-            raise BadAnswerError(site, f"gives sums of {name!r} that {rows} rows cannot have")
+            raise BadAnswerError(
+                site, f"gives sums of {name!r} that are impossible for its {rows} rows"
+            )
     return found
 
 
 def _wrong(study: Study, found: Description) -> Iterator[str]:
-    """What is wrong with a description."""
+    """The mistakes of a description."""
     formula = study.formula
     assert formula is not None
     needs, groups = needs_of(formula), {bar.group for bar in formula.bars}

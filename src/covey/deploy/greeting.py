@@ -26,10 +26,10 @@ class Greeter:
     """Greets the sites of a study.
 
     Args:
-        connection: The line to the sites.
+        connection: The connection to the sites.
         study: The study.
         server: The identity of this server, by which sites tell two servers apart.
-        status: Where to note who does what.
+        status: Record of the study's status, which is updated.
         patience: Seconds to keep asking sites that do not answer, or whose owner has not approved
             the study yet.
     """
@@ -53,8 +53,8 @@ class Greeter:
 
         Args:
             step: The step.
-            sites: Who is asked.
-            content: What they are sent.
+            sites: Names of the sites to ask.
+            content: The content to send them.
             least: Sites that must answer. Default: all.
 
         Returns:
@@ -82,7 +82,7 @@ class Greeter:
         return said, silent
 
     def _once(self, sites: list[str], question: Any, said: dict[str, Any]) -> dict[str, str]:
-        """Ask once, and add to what was said; why the others say nothing."""
+        """Ask once, and add the answers to `said`; the reasons of the others."""
         answers = greet(self._connection, sites, question)
         why = dict.fromkeys(sites, "no answer in time")
         for name, answer in answers.items():

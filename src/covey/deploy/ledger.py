@@ -1,4 +1,4 @@
-"""The site's own privacy ledger: what all studies together have learned of one of its rows.
+"""The site's own privacy ledger: the privacy loss of one of its rows, over all studies together.
 
 A server's ledger is about one run, and the server keeps it. This one is the owner's: it counts
 every answer that the site has computed, in every study, and is written before the answer leaves.
@@ -8,7 +8,7 @@ The noise that it counts on comes from the site's own key, which no server knows
 
 A ledger that counts fewer answers of a study than the audit log beside it is an old copy: nothing
 leaves until its owner has restored it. Where the whole folder is set back, log and ledger agree;
-what was answered since then is not counted, and only the owner can know.
+answers since then are not counted, and only the owner can know of them.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ class Charge(NamedTuple):
 
     Attributes:
         study: The study's name.
-        mechanism: What one of its rounds reveals of a row; None for a method that does not say.
+        mechanism: Privacy mechanism of one of its rounds; None for a method without one.
         rounds: Answers that were computed.
     """
 
@@ -43,7 +43,7 @@ class Charge(NamedTuple):
 
 
 class SiteLedger:
-    """What leaves a site over all studies: `ledger.json` in its state folder.
+    """The answers of a site over all studies: `ledger.json` in its state folder.
 
     Example:
         >>> import tempfile
@@ -62,7 +62,7 @@ class SiteLedger:
         self._log, self._is_current = AuditLog(folder / "audit.jsonl"), False
 
     def charges(self) -> list[Charge]:
-        """What each study has had."""
+        """The answers to each study."""
         if not self._path.exists():
             return []
         try:
@@ -89,12 +89,12 @@ class SiteLedger:
         return self._epsilon(self.charges())
 
     def need_accounting(self, study: str, method: str, mechanism: Any) -> None:
-        """A refusal where a budget is kept and the method does not say what it reveals.
+        """A refusal where the site has a budget and the method has no privacy mechanism.
 
         Args:
             study: The study's name.
             method: The method's name.
-            mechanism: What a round of it reveals; None where it does not say.
+            mechanism: Privacy mechanism of its rounds; None without one.
         """
         if self._privacy.budget == "none":
             return
@@ -111,7 +111,7 @@ class SiteLedger:
 
         Args:
             study: The study's name.
-            mechanism: What the answer reveals of a row.
+            mechanism: Privacy mechanism of the answer.
 
         Raises:
             DeclinedError: The budget does not allow it, or the ledger is an old copy; nothing is
@@ -155,7 +155,7 @@ class SiteLedger:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Studies may run in processes of their own; they count one after the other."""
+        """A lock: studies may run in separate processes, which count one after the other."""
         lock = self._path.with_suffix(".lock")
         with atomic_files.explained(lock), lock.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What a study would see of a site, in sentences for the site's owner."""
+"""The view of a study on a site, in sentences for the site's owner."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ _NAMED = 6  # levels that are listed
 
 
 def sentences_of(site: SiteFile) -> Iterator[str]:
-    """What a study would see of the site, what it would not, and which studies have come.
+    """The information that a study would get and would not get, and the studies that have come.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
 
     Raises:
         ValueError: The table cannot be read, or lacks a column.
@@ -33,7 +33,7 @@ def sentences_of(site: SiteFile) -> Iterator[str]:
         )
     rows, least = len(table.frame), site.limits.min_rows
     takes_part = "" if rows >= least else f": fewer than {least}, so it takes part in no study"
-    yield f"{site.name} has {rows} rows in {site.data.table}{takes_part}."
+    yield f"{site.name} has {rows} row{'s' * (rows != 1)} in {site.data.table}{takes_part}."
     yield from _who(site)
     yield "A study would see how many rows it uses and, of the columns that it names:"
     for name in site.data.outcome:
@@ -45,19 +45,19 @@ def sentences_of(site: SiteFile) -> Iterator[str]:
 
 
 def approval_sentences(site: SiteFile, name: str, entry: Entry) -> Iterator[str]:
-    """What an owner agrees to by approving a study: what it is, what leaves, and how much.
+    """The consequences of approving a study: its description, and the content and size of answers.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         name: The study's name.
-        entry: What has come of it.
+        entry: The record of the study at the site.
     """
     yield f"Study {name}: {_standing(entry)} since {entry.since}."
     for sentence in entry.words:  # they came in a message: no signs that a terminal obeys
         yield "".join(sign if sign.isprintable() else "?" for sign in sentence)
     if entry.state == "approved":
         return
-    yield "Compare the digest with the one that the study's coordinator has told you."
+    yield "Compare the digest with the one that the study's coordinator gave you."
     yield "If you approve it, these leave the site:"
     yield "  a description of these columns: `covey site check` says what is in it;"
     yield "  the number of rows that the study uses, and sums over them in every round."
@@ -79,7 +79,7 @@ def _who(site: SiteFile) -> Iterator[str]:
 
 
 def _column(table: Table, name: str, site: SiteFile, *, is_outcome: bool) -> str:
-    """What a study would learn of a column, and what happens to values that few rows have."""
+    """The information that a study would get of a column, and the treatment of rare values."""
     found = column(table, name)
     known = [value for value, gap in zip(found.values, found.missing, strict=True) if not gap]
     if not known:
@@ -110,11 +110,12 @@ def _levels(counts: Counter[Any], site: SiteFile, *, is_outcome: bool) -> str:
         return said
     rows = sum(counts[value] for value in rare)
     few = _listed([f"{_plain(value)} ({counts[value]})" for value in rare])
+    these = f"these {rows} rows" if rows != 1 else "this row"
     if rule == "use":
         return f"{said}, also the few that have {few}"
     if is_outcome:
         return f"{said}; few have {few}, so that you take no part where a formula has this outcome"
-    return f"{said}; few have {few}, and a formula leaves these {rows} rows out"
+    return f"{said}; few have {few}, and a formula leaves {these} out"
 
 
 def _plain(value: Any) -> str:
@@ -148,8 +149,8 @@ def _limits(site: SiteFile) -> Iterator[str]:
         yield (
             "Rows of which there are few are used (limits.rare_levels is 'use'): names of their "
             "levels leave, and whoever has your sums can compute their counts, from means as from "
-            "the gradient and the information matrix of any upload, and what single rows with a "
-            "gap have in other columns."
+            "the gradient and the information matrix of any upload, and the other values of single "
+            "rows with a gap."
         )
     yield (
         "In every round it would see one upload of this site: sums over all rows, e.g. a gradient "
@@ -167,7 +168,7 @@ def _limits(site: SiteFile) -> Iterator[str]:
     if privacy.randomness == "study":
         yield "Random numbers come from the study's seed, which its server knows."
     if site.metrics.shown_to == "nobody":
-        yield "How well a model predicts this site's rows is shown to nobody else."
+        yield "The accuracy of models on this site's rows is shown to nobody else."
     else:
         yield "How well a model predicts this site's rows is shown to the study's server."
 

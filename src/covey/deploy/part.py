@@ -1,4 +1,4 @@
-"""What a site does in a study, whatever kind of study it is."""
+"""The interface of a site's part in a study, for every kind of study."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Work(NamedTuple):
-    """What rounds at a site need.
+    """The needs of rounds at a site.
 
     Attributes:
         method: The method, prepared or not.
-        channel: What uploads pass through; None where nothing changes them.
+        channel: Codec of the uploads; None without one.
         data: The site's rows, as the data of one client.
     """
 
@@ -35,19 +35,19 @@ class Part(Protocol):
     """
 
     def describe(self) -> dict[str, Any]:
-        """What the site says of its table."""
+        """The site's description of its table."""
         ...
 
     def agree(self, content: Any) -> dict[str, Any]:
-        """What the site says of its rows, once all sites are to make the same columns."""
+        """The site's counts and sums of its rows, by the columns that all sites make."""
         ...
 
     def work(self, content: Any) -> Work:
-        """The method on the site's rows, once the server has chosen what all share."""
+        """The method on the site's rows, once the server has chosen the shared settings."""
         ...
 
     def decline(self, name: str, number: int, content: Any) -> str | None:
-        """Why a question is not answered; None where it is one that the study asks."""
+        """The reason not to answer a question; None where the study may ask it."""
         ...
 
     @property
@@ -60,5 +60,5 @@ class Part(Protocol):
         ...
 
     def remarks(self) -> Sequence[str]:
-        """What the owner should know of the rows, for the audit log."""
+        """Remarks about the rows for the owner, in the audit log."""
         ...

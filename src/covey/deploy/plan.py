@@ -1,4 +1,4 @@
-"""What a server does in a study, whatever kind of study it is."""
+"""The interface of a server's part in a study, for every kind of study."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class BadAnswerError(ValueError):
-    """A site has said what cannot be.
+    """A site has given an impossible answer.
 
     Attributes:
         site: The site.
-        why: What it said, to follow its name in a sentence.
+        why: The mistake, to follow its name in a sentence.
     """
 
     def __init__(self, site: str, why: str):
@@ -30,16 +30,16 @@ class BadAnswerError(ValueError):
 
 
 class Program(NamedTuple):
-    """What the server runs.
+    """The run of the server.
 
     Attributes:
         method: The method, prepared or not.
-        cohort: Who takes part in a round; None for everyone.
-        channel: What uploads pass through; None where nothing changes them.
+        cohort: Sampler of the sites of a round; None for all sites.
+        channel: Codec of the uploads; None without one.
         privacy: The privacy budget that the server keeps, if any.
         rounds: Rounds in all; None until the method has settled.
-        options: What is due between rounds.
-        settings: What `config.toml` records.
+        options: Evaluations, checkpoints and progress between rounds.
+        settings: Settings to record in `config.toml`.
     """
 
     method: Algorithm
@@ -52,12 +52,12 @@ class Program(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a study has found.
+    """The result of a study.
 
     Attributes:
         found: The fit of a formula, or the run of a method.
-        down: What sites predict with.
-        content: What all sites get beside it, as plain values.
+        down: The state that sites predict with.
+        content: The other values that all sites get, as plain values.
     """
 
     found: "Fit | Run"
@@ -69,12 +69,12 @@ class Outcome(NamedTuple):
 class Plan(Protocol):
     """A server's part in a study: the formula's (`fit_plan`) or the configuration's (`run_plan`).
 
-    The steps follow each other. What sites have said is plain values from messages: nothing about
-    it is certain.
+    The steps follow each other. The answers of sites are plain values from messages: nothing
+    about them is certain.
     """
 
     def agree(self, said: Mapping[str, Any]) -> Any:
-        """What all sites make their rows by, from their descriptions, as plain values.
+        """The design by which all sites make their rows, from their descriptions, as plain values.
 
         Raises:
             ValueError: Sites do not fit together; the message names site and column.
@@ -82,7 +82,7 @@ class Plan(Protocol):
         ...
 
     def share(self, said: Mapping[str, Any]) -> Any:
-        """What rounds need beside shapes, from counts and sums of all sites, as plain values."""
+        """The settings of rounds, from counts and sums of all sites, as plain values."""
         ...
 
     def program(self, *, progress: bool) -> Program:
@@ -90,5 +90,5 @@ class Plan(Protocol):
         ...
 
     def outcome(self, run: "Run", folder: Path) -> Outcome:
-        """What was found, written to the run directory."""
+        """The result, written to the run directory."""
         ...

@@ -1,4 +1,4 @@
-"""What a site's owner allows, applied to a study before any row is read."""
+"""The permissions of a site's owner, applied to a study before any row is read."""
 
 import math
 
@@ -11,7 +11,7 @@ def check_study(site: SiteFile, study: Study) -> None:
     """A refusal for a study that the site's owner does not allow.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
 
     Raises:
@@ -73,9 +73,13 @@ def most_answers(study: Study, *, with_metrics: bool) -> tuple[int | None, str]:
     if rounds is None:
         return None, "rounds until it has settled"
     if not (every and with_metrics):
-        return rounds, f"{rounds} rounds"
+        return rounds, _of(rounds, "round")
     evaluations = math.ceil(rounds / every)  # the last round is evaluated too
-    return rounds + evaluations, f"{rounds} rounds and {evaluations} evaluations"
+    return rounds + evaluations, f"{_of(rounds, 'round')} and {_of(evaluations, 'evaluation')}"
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _check_answers(site: SiteFile, study: Study) -> None:
@@ -105,15 +109,15 @@ def check_rows(site: SiteFile, count: int, *, why: str = "") -> None:
     """A refusal for too few rows.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         count: Rows that the study could use.
-        why: Why others are left out, for the owner.
+        why: The reason why others are left out, for the owner.
     """
     least = site.limits.min_rows
     if count < least:
         raise DeclinedError(
             "rows",
             f"{site.name} has fewer than {least} usable rows and does not take part",
-            f"{count} rows can be used, and limits.min_rows is {least}"
+            f"{_of(count, 'row')} can be used, and limits.min_rows is {least}"
             + (f"; {why}" if why else ""),
         )

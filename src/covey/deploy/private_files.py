@@ -21,7 +21,7 @@ def make_folder(path: Path) -> None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take from everybody but the owner what may be done with a folder and all that is in it.
+    """Restrict a folder and all that is in it to its owner.
 
     Args:
         folder: The folder.

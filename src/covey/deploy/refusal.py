@@ -15,15 +15,15 @@ Reason: TypeAlias = Literal[
     "metrics",  # the owner shows no metrics
     "version",  # the server has another version of Covey
     "server",  # another server conducts this study
-    "store",  # the site's own state is older than what the server knows of it
-    "disk",  # the site cannot write what it must keep
+    "store",  # the site's own state is older than the server's record of it
+    "disk",  # the site cannot write its state
     "message",  # bytes that cannot be read, or are too many, or come out of order
 ]
 REASONS: tuple[str, ...] = get_args(Reason)
 
 
 class DeclinedError(Exception):
-    """Why a site does not answer.
+    """The reason why a site does not answer.
 
     Attributes:
         reason: The kind of reason, for a server that asks again or continues without the site.

@@ -41,7 +41,7 @@ class RunPart:
         self._data: FederatedData | None = None
 
     def describe(self) -> dict[str, Any]:
-        """What the site says of its columns; see `run_rows.described`."""
+        """The site's description of its columns; see `run_rows.described`."""
         return run_rows.described(self._site, self._study, self._table, self._position)
 
     def agree(self, content: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class RunPart:
         return Work(method_of(made), channel, self._data)
 
     def decline(self, name: str, number: int, content: Any) -> str | None:
-        """Nothing is declined: what a method asks depends on its rounds."""
+        """Nothing is declined: the questions of a method depend on its rounds."""
         return None
 
     @property
@@ -76,7 +76,7 @@ class RunPart:
         Args:
             content: Nothing.
             member: The site in its rounds, which has heard what the server has published.
-            folder: Where to write.
+            folder: The folder for the results.
         """
         published = member.published()
         if published is None or self._data is None:
@@ -115,7 +115,9 @@ class RunPart:
             shown = ", ".join(
                 f"{key} {value:.4g}" for key, value in line.items() if key not in ("split", "rows")
             )
-            said.append(f"On {line['rows']} {line['split']} rows: {shown}.")
+            said.append(
+                f"On {line['rows']} {line['split']} row{'s' * (line['rows'] != 1)}: {shown}."
+            )
         flat = toml.flat(study.tables).items()
         settings = pd.DataFrame([(k, str(v)) for k, v in flat], columns=["setting", "value"])
         rows = sum(int(line["rows"]) for line in metrics.to_dict("records"))

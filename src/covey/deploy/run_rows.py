@@ -1,4 +1,4 @@
-"""A method of a configuration at a site: what the site says of its columns, and its rows.
+"""A method of a configuration at a site: the site's description of its columns, and its rows.
 
 Features are numbers, in the order that the study names; the outcome is a number or, with
 `classes`, a label 0, 1, ... Missing features are allowed where the study standardises, which fills
@@ -25,7 +25,7 @@ from covey.fitting.tables import Table, column
 
 
 class Said(NamedTuple):
-    """What a site says of its columns before the first round. Plain values only.
+    """A site's description of its columns before the first round. Plain values only.
 
     Attributes:
         site: The site.
@@ -47,10 +47,10 @@ class _Scaled(NamedTuple):
 
 
 def described(site: SiteFile, study: Study, table: Table, position: int) -> dict[str, Any]:
-    """What the site says of its columns.
+    """The site's description of its columns.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
         table: The site's table.
         position: The site's index among those of the study, which its splits are drawn with.
@@ -84,7 +84,7 @@ def check_batches(site: SiteFile, study: Study) -> None:
     one row, or a change that a large step size makes of the last one.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
     """
     least, options = site.limits.min_count, study.tables["method"]
@@ -103,7 +103,7 @@ def data_of(
     """The site's rows as the data of one client, in their splits.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study.
         table: The site's table.
         position: The site's index among those of the study.
@@ -176,7 +176,7 @@ def check_said(study: Study, said: Mapping[str, Said]) -> None:
 
     Args:
         study: The study.
-        said: What each site says.
+        said: The description from each site.
 
     Raises:
         ValueError: A column is missing, or has no numbers.
@@ -201,7 +201,7 @@ def scaling_of(study: Study, said: Mapping[str, Said]) -> Scaling | None:
 
     Args:
         study: The study.
-        said: What each site says.
+        said: The description from each site.
     """
     columns = study.tables["columns"]
     if not columns["standardise"]:
@@ -217,7 +217,7 @@ def scaling_of(study: Study, said: Mapping[str, Said]) -> Scaling | None:
 
 
 def said_of(study: Study, site: str, content: Any) -> Said:
-    """What a site has sent, as it was.
+    """The description that a site has sent, checked.
 
     Args:
         study: The study.

@@ -22,7 +22,7 @@ def study_key(site: SiteFile, setup: str) -> Key[Array, ""]:
     has changed: the same noise on both answers would tell what is new.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         setup: All that the study's answers depend on beside its messages, as text.
 
     Raises:
@@ -39,7 +39,7 @@ def secret_of(site: SiteFile) -> Key[Array, ""]:
     that a site that is set back to a backup never sends the same noise with two different messages.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
 
     Raises:
         DeclinedError: The file is damaged.

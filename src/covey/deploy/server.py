@@ -1,4 +1,4 @@
-"""The server of a study: greet the sites, agree, run the rounds, publish what all share."""
+"""The server of a study: greet the sites, agree, run the rounds, publish the shared result."""
 
 import fcntl
 import json
@@ -35,15 +35,15 @@ __all__ = ["StudyRefusedError", "conduct"]
 
 
 class Agreed(NamedTuple):
-    """What was agreed on before the first round; `study/agreed.json` of the run directory.
+    """The agreement of all sites before the first round; `study/agreed.json` of the run directory.
 
     Attributes:
         study: The study's text.
         server: The identity of this server.
         sites: Names of all sites that were asked, in the order of their ids.
-        said: What each site that takes part said of its table.
-        entries: What each said of its rows.
-        left_out: Why others take no part, by name.
+        said: The description of its table from each site that takes part.
+        entries: The counts and sums of its rows from each site.
+        left_out: The reasons why others take no part, by name.
     """
 
     study: str
@@ -85,7 +85,7 @@ def conduct(
         sites: Names of the sites, as the transport knows them. A resumed study knows them.
         resume: Continue the study in the directory.
         deadline: Seconds that an exchange waits for answers.
-        attempts: How often a message is sent to a site that has not answered.
+        attempts: Times that a message is sent to a site that has not answered.
         quorum: Sites that must answer before a round is closed. Default: everyone in the cohort.
             A formula needs everyone.
         least: Sites that must take part. Default: all. Those that decline are left out, and the
@@ -165,9 +165,9 @@ def _agree(
     least: int | None,
     quorum: int | None,
 ) -> Agreed:
-    """Take the steps before the first round; a resumed study takes them again, with what is known.
+    """Take the steps before the first round; a resumed study repeats them with stored answers.
 
-    What was agreed on is on disk before any site starts.
+    The agreement is on disk before any site starts.
     """
     there = list(names) if known is None else list(known.said)
     needed = least if known is None else quorum
@@ -228,7 +228,7 @@ def _run(
 
 
 def _publish(run: "Run", outcome: Outcome, greeter: Greeter, agreed: Agreed) -> str:
-    """Tell the sites what all share, by which each writes its own results; who has not heard it."""
+    """Send the shared result, by which each site writes its own; the sites not reached."""
     missed = conclude(run, outcome.down)
     heard = [name for name in agreed.said if name not in missed]
     _, silent = greeter.ask("result", heard, outcome.content, least=0) if heard else ({}, {})
@@ -249,7 +249,7 @@ def _plan_of(study: Study) -> Plan:
 
 
 def _roster(agreed: Agreed) -> Roster:
-    """Who takes part. A site's id is its index among all that were asked."""
+    """The sites that take part. A site's id is its index among all that were asked."""
     entries = {name: one["entry"] for name, one in agreed.entries.items()}
     found = of_sites(entries)
     ids = [agreed.sites.index(found.name_of(at)) for at in range(found.clients)]

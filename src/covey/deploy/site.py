@@ -127,7 +127,7 @@ class SiteHandler:
         self.close()
 
     def _answer(self, message: bytes, envelope: Envelope, body: bytes) -> tuple[bytes, str]:
-        """The answer, and what it is in words."""
+        """The answer, and its description in words."""
         if (envelope.receiver, envelope.sender) != (self.site.name, SERVER):
             raise DeclinedError(
                 "message",
@@ -276,7 +276,7 @@ class SiteHandler:
             most = min(most, study.part.most_answers)
         if self._ledger.rounds(name) >= most:
             raise DeclinedError(
-                "rounds", f"{self.site.name} answers at most {most} rounds and questions of a study"
+                "rounds", f"{self.site.name} answers at most {most} rounds and questions per study"
             )
         if envelope.kind == Kind.QUERY and self.site.privacy.budget is None:
             raise DeclinedError(
@@ -303,12 +303,12 @@ class SiteHandler:
     @property
     def _unwritten(self) -> str:
         return (
-            f"{self.site.name} cannot write what it must keep of this message, so that nothing "
+            f"{self.site.name} cannot write its state after this message, so that nothing "
             "leaves; is its disk full?"
         )
 
     def _failed(self, message: bytes, envelope: Envelope, error: OSError) -> bytes:
-        """The refusal of a site that cannot write what it must keep."""
+        """The refusal of a site that cannot write its state."""
         detail = f"{error.strerror or error} ({error.filename or 'the site folder'})"
         reply = refused(message, envelope, Refusal(Reason.FAILED, self._unwritten))
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""`site.toml`: what a site's owner allows. It stays at the site and nobody else changes it."""
+"""`site.toml`: the permissions of a site's owner. It stays there and nobody else changes it."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -13,7 +13,7 @@ from covey.fitting.expressions import needs_of
 from covey.fitting.formula import parse
 from covey.fitting.tables import check_name
 
-SMALLEST_COUNT = 5  # counts below it are not told to anybody; an owner may only ask for more
+SMALLEST_COUNT = 5  # counts below it leave no site; an owner may only raise it
 _MEGABYTE = 1_000_000
 
 _ALLOWED = {  # by the type of a mistake
@@ -37,7 +37,7 @@ Names: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1)]
 
 
 class SiteFileError(ValueError):
-    """What is wrong with a `site.toml`, one line per mistake, each with file and key."""
+    """The mistakes of a `site.toml`, one per line, each with file and key."""
 
 
 class _Table(BaseModel):
@@ -73,7 +73,7 @@ class Data(_Table):
 
 
 class Studies(_Table):
-    """`[studies]`: what the site takes part in.
+    """`[studies]`: the studies that the site accepts.
 
     Attributes:
         methods: Methods that the site runs, by name, e.g. ["marginal"].
@@ -121,7 +121,7 @@ class Privacy(_Table):
             reveal of a row are run.
         epsilon: Largest epsilon of all studies together.
         delta: Delta of all studies together.
-        randomness: Where random numbers of uploads come from. "secret" (default): from this
+        randomness: Source of the random values of uploads. "secret" (default): from this
             machine's entropy, which no server knows. "study": from the study's seed, so that a run
             can be repeated; the server could subtract the noise, so it goes with budget = "none".
     """
@@ -295,7 +295,7 @@ def _wrong_paths(folder: Path, found: SiteFile) -> Iterator[str]:
 
 
 def _line(error: Any) -> str:
-    """A mistake in one line: the key, what is wrong, what was given."""
+    """A mistake in one line: the key, the mistake, the given value."""
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         what = "table" if len(error["loc"]) == 1 else "key"

@@ -39,17 +39,17 @@ from covey.privacy.mechanism import LangevinMechanism
 
 
 class Setup(NamedTuple):
-    """What a site keeps of the steps before the first round.
+    """A site's record of the steps before the first round.
 
     Attributes:
         study: The study's text.
         server: The identity of the server that conducts it.
         position: The site's index among those of the study.
         table: Digest of the site's table when it was described.
-        sites: How many sites the study names.
-        agreed: The content of the step "agree": what all sites make their rows by.
+        sites: Count of the sites that the study names.
+        agreed: The content of the step "agree": the design of all sites.
         is_agreed: Whether it has come.
-        started: What rounds need; None before.
+        started: The settings of rounds; None before they came.
     """
 
     study: str
@@ -66,9 +66,9 @@ class StudyAtSite:
     """A study that the site takes part in.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study, which is approved.
-        setup: What is known of it.
+        setup: The stored setup of the study.
     """
 
     def __init__(self, site: SiteFile, study: Study, setup: Setup):
@@ -93,7 +93,7 @@ class StudyAtSite:
             self._open()
 
     def agree(self, content: Any) -> dict[str, Any]:
-        """Take what all sites make their rows by, once: the difference of two answers could be that
+        """Take the design of all sites, once: the difference of two answers could be that
         of a single row.
         """
         if self.setup.is_agreed and content != self.setup.agreed:
@@ -103,7 +103,7 @@ class StudyAtSite:
         return said
 
     def start(self, content: Any) -> None:
-        """Take what rounds need; the site is ready for them when this returns."""
+        """Take the settings of rounds; the site is ready for them when this returns."""
         if not self.setup.is_agreed:
             raise DeclinedError("message", "the study has not been agreed on at this site yet")
         if self.setup.started is not None and content != self.setup.started:
@@ -124,11 +124,11 @@ class StudyAtSite:
         make_folder(folder)
         try:
             self.part.write(content, self.member, folder)
-        except MISFITS as error:  # by what was published: arrays of any shapes
+        except MISFITS as error:  # the server may publish arrays of any shapes
             raise DeclinedError(
                 "message",
-                f"{self.site.name} cannot use the result of the study, or what was published with "
-                "its end; the audit log there says why",
+                f"{self.site.name} cannot use the result of the study, or the state published "
+                "with it; the audit log there gives the reason",
                 f"{type(error).__name__}: {error}",
             ) from error
         close_to_others(folder)
@@ -209,10 +209,10 @@ def folder_of(site: SiteFile, study: str) -> Path:
 
 
 def read_setup(site: SiteFile, study: str) -> Setup | None:
-    """What the site has kept of a study; None where it does not know it.
+    """The site's stored setup of a study; None where it does not know the study.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study's name.
     """
     path = folder_of(site, study) / "setup.json"
@@ -236,11 +236,11 @@ def begin_study(
     which its splits are drawn with.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study, which is approved.
         server: The identity of the server.
         position: The site's index among those of the study.
-        sites: How many sites the study names.
+        sites: Count of the sites that the study names.
 
     Raises:
         DeclinedError: Another server conducts this study, or the site has another index in it.
@@ -271,9 +271,9 @@ def check_server(site: SiteFile, study: str, known: Setup, server: object) -> No
     """A refusal of a server that is not the one which began the study here.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study's name.
-        known: What the site has kept of it.
+        known: The site's stored setup of it.
         server: The identity that a greeting names.
     """
     if known.server != server:
@@ -288,7 +288,7 @@ def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
     """A study that the site has begun before, e.g. before it was restarted.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
         study: The study's name.
         digest: Digest of its configuration, as a message names it.
 
@@ -305,12 +305,12 @@ def reopened(site: SiteFile, study: str, digest: str) -> StudyAtSite:
             f"{site.name} takes part in {study!r} with the configuration {found.digest[:16]}, and "
             f"got a message of {digest[:16]}; a changed study needs another name",
         )
-    check_study(site, found)  # the owner may have changed what is allowed
+    check_study(site, found)  # the owner may have changed the permissions
     return StudyAtSite(site, found, known)
 
 
 def mechanism_of(work: Work, own: int, examples: int) -> LangevinMechanism | None:
-    """What a round reveals of one of the site's rows; None where the method does not say.
+    """The privacy mechanism of a round for one of the site's rows; None for a method without one.
 
     The other sites enter as one client with the rest of the rows, and everyone takes part in every
     round: this reveals the most.
@@ -329,7 +329,7 @@ def mechanism_of(work: Work, own: int, examples: int) -> LangevinMechanism | Non
 
 
 def _part_of(study: Study) -> Callable[..., Part]:
-    """What a site does in this kind of study. A job is one study: the other kind is not imported,
+    """The site's part in this kind of study. A job is one study: the other kind is not imported,
     which saves a second of its start.
     """
     if study.kind == "fit":

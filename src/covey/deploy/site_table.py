@@ -15,7 +15,7 @@ def open_table(site: SiteFile) -> Table:
     """The site's table. Columns that are not opened are dropped before anything looks at them.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
 
     Raises:
         ValueError: There is no such table.
@@ -29,7 +29,7 @@ def table_for_studies(site: SiteFile) -> Table:
     """The site's table; see `open_table`.
 
     Args:
-        site: What the owner allows.
+        site: The site's file, with the permissions of its owner.
 
     Raises:
         DeclinedError: It cannot be read.
@@ -66,7 +66,7 @@ def mistakes_kept(table: Table, columns: Sequence[str]) -> Iterator[None]:
         raise DeclinedError(
             "table",
             f"{which}the table of {table.name!r} cannot be used for this study; the audit log "
-            "there says why",
+            "there gives the reason",
             str(error),
         ) from None
 

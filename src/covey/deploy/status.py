@@ -16,11 +16,11 @@ SiteState: TypeAlias = Literal["not heard", "answered", "late", "refused", "left
 
 
 class SiteStatus(NamedTuple):
-    """What is known of a site.
+    """The status of a site.
 
     Attributes:
-        state: What became of the last message to it.
-        why: Why it refused, or why its message could not be used; empty where it answered.
+        state: Outcome of the last message to it.
+        why: Reason of a refusal, or of a message that could not be used; empty where it answered.
         missed: Messages in a row, up to the last one, that it did not answer.
         answers: Messages that it has answered.
         round: The last round that it answered; -1 before.
@@ -39,8 +39,8 @@ class Status(NamedTuple):
     Attributes:
         study: The study's name.
         digest: Digest of its configuration.
-        stage: What the server is doing.
-        why: Why the study waits or has failed; empty otherwise.
+        stage: Stage of the server.
+        why: Reason why the study waits or has failed; empty otherwise.
         round: Rounds so far.
         seconds: Seconds of the last round.
         bytes_up: Bytes that all sites have sent.
@@ -65,7 +65,7 @@ class Status(NamedTuple):
         first = f"{self.study} ({self.digest[:16]}): {self.stage}, round {self.round}"
         said = [first + (f": {self.why}" if self.why else "")]
         for name, one in self.sites.items():
-            missed = f", {one.missed} messages missed" if one.missed else ""
+            missed = f", {one.missed} message{'s' * (one.missed != 1)} missed" if one.missed else ""
             why = f": {one.why}" if one.why else ""
             said.append(f"  {name}: {one.state}{missed}{why}")
         return said
@@ -102,7 +102,7 @@ class StatusFile:
         self.status = status
 
     def set(self, stage: Stage, why: str = "") -> None:
-        """Note what the server is doing."""
+        """Note the stage of the server."""
         self._write(self.status._replace(stage=stage, why=why))
 
     def leave_out(self, sites: Mapping[str, str]) -> None:
@@ -113,7 +113,7 @@ class StatusFile:
         self._write(self.status._replace(sites=known))
 
     def damaged(self, site: str, why: str) -> None:
-        """Note a site that has said what cannot be."""
+        """Note a site that has given an impossible answer."""
         known = self.status.sites.get(site, SiteStatus())
         self._write(
             self.status._replace(
@@ -122,7 +122,7 @@ class StatusFile:
         )
 
     def note(self, report: RoundReport) -> None:
-        """Note what became of an exchange."""
+        """Note the outcome of an exchange."""
         sites = dict(self.status.sites)
         for name in report.asked:
             sites[name] = _after(sites.get(name, SiteStatus()), name, report)

@@ -1,4 +1,4 @@
-"""What a study is: plain values that a server sends and a site's owner can read, and their digest.
+"""A study: plain values that a server sends and a site's owner can read, and their digest.
 
 A study is configuration only. It names no file and carries no code: a site builds everything from
 the version of Covey that is installed there.
@@ -38,7 +38,7 @@ _NOT_DEPLOYED = ("engine", "chunk", "storage")
 
 
 class StudyError(ValueError):
-    """What is wrong with a study, one line per mistake."""
+    """The mistakes of a study, one per line."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Study:
 
     @property
     def seed(self) -> int:
-        """Seed of everything random but what sites keep secret."""
+        """Seed of all random values, except the secret ones of sites."""
         return self.tables["fit" if self.kind == "fit" else "run"]["seed"]
 
     @property
@@ -116,7 +116,7 @@ class Study:
         return checked({"data": _HERE, **given})
 
     def words(self) -> list[str]:
-        """What the study is, in sentences for a site's owner."""
+        """The description of the study, in sentences for a site's owner."""
         seen = ", ".join(self.predictors) or "none"
         if self.kind == "fit":
             fit = self.tables["fit"]
@@ -124,7 +124,11 @@ class Study:
             first = f"It fits {fit['formula']} (family: {family}) by {self.method}."
         else:
             rounds = self.rounds
-            asked = "until it has settled" if rounds is None else f"for {rounds} rounds"
+            asked = (
+                "until it has settled"
+                if rounds is None
+                else f"for {rounds} round{'s' * (rounds != 1)}"
+            )
             model = self.tables["model"]["name"]
             first = f"It runs {self.method} with the model {model} {asked}."
         return [
@@ -182,7 +186,7 @@ def of_formula(
         estimate: "posterior", "ml" or "reml".
         method: "marginal", "fedpop" or "fald".
         priors: By term. Default: weakly informative ones.
-        missing: What happens to missing values: "drop", "impute" or "indicator".
+        missing: Treatment of missing values: "drop", "impute" or "indicator".
         weights: Column of prior weights.
         seed: Seed of everything random.
 
@@ -255,8 +259,8 @@ def of_tables(name: object, tables: object) -> Study:
     code = [where for where, text in _texts(tables) if user_code.is_user_code(text)]
     if code:
         raise StudyError(
-            f"{code[0]}: names a file with code, and a study carries none; use what is installed "
-            "with Covey"
+            f"{code[0]}: names a file with code, and a study carries none; use names that are "
+            "installed with Covey"
         )
     plain = {str(key): dict(value) for key, value in tables.items()}
     try:

@@ -1,4 +1,4 @@
-"""A server's line to its sites: epochs, envelopes, retries, greetings, questions."""
+"""A server's connection to its sites: epochs, envelopes, retries, greetings, questions."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +26,18 @@ from covey.engines.transport import Transport
 
 
 class RoundReport(NamedTuple):
-    """What became of one exchange, for progress and logs.
+    """The outcome of one exchange, for progress and logs.
 
     Attributes:
-        kind: What was sent.
+        kind: Kind of the messages.
         round: The round, from 0; for other kinds, the next one.
         asked: Names of the sites that were asked.
         answered: Those that gave an answer that counts.
-        refused: Why the others refused, by name.
-        damaged: What was wrong with messages that could not be used, by name.
-        late, repeated: How many answers were late, or had come before.
+        refused: Reasons of refusals, by name.
+        damaged: Faults of messages that could not be used, by name.
+        late, repeated: Counts of answers that were late, or had come before.
         bytes_down, bytes_up: Bytes of all messages.
-        seconds: How long it took.
+        seconds: Duration of the exchange.
     """
 
     kind: Kind
@@ -59,14 +59,14 @@ def milliseconds() -> int:
 
 
 class Connection:
-    """A server's line to its sites: epochs, envelopes, retries.
+    """A server's connection to its sites: epochs, envelopes, retries.
 
     Args:
-        transport: What carries the messages.
+        transport: Carrier of the messages.
         study: Name of the study.
         digest: SHA-256 of its configuration, 64 hexadecimal digits.
         deadline: Seconds that an exchange waits for answers.
-        attempts: How often a message is sent to a site that has not answered.
+        attempts: Times that a message is sent to a site that has not answered.
         most_bytes: Bytes that an answer may have.
         clock: Gives the number of a new epoch, which is larger than those before.
         watch: Called with a report of every exchange.
@@ -107,10 +107,10 @@ class Connection:
         quorum: int,
         check: Callable[[Reception], object] | None = None,
     ) -> Reception:
-        """Send a body to each of some sites and take in what comes back.
+        """Send a body to each of some sites and take the answers.
 
         Args:
-            kind: What is sent.
+            kind: Kind of the messages.
             round_: The round that the messages are of.
             bodies: The body for each site.
             stamps: (site) -> its last accepted upload, and those that are kept.
@@ -158,9 +158,9 @@ def greet(connection: Connection, sites: Sequence[str], question: Any = None) ->
     """Ask sites who they are, before there is a roster.
 
     Args:
-        connection: The line to the sites.
+        connection: The connection to the sites.
         sites: Their names.
-        question: What to ask, as JSON; up to the sites' handlers.
+        question: The question, as JSON; its form is up to the sites' handlers.
 
     Returns:
         What each site said, as JSON, by its name; a `Refusal` where it refused, or where what it
@@ -185,11 +185,11 @@ def greet(connection: Connection, sites: Sequence[str], question: Any = None) ->
 
 
 class Inquiry:
-    """Questions to all sites of a roster, for `Questions`, and what a preparation has found.
+    """Questions to all sites of a roster, for `Questions`, and the result of a preparation.
 
     Args:
-        connection: The line to the sites.
-        roster: Who is asked.
+        connection: The connection to the sites.
+        roster: The sites to ask.
 
     Attributes:
         known: Nodes that contents may have beyond tuples and dictionaries; see `outline`.
@@ -235,7 +235,7 @@ class Inquiry:
         return total, line
 
     def prepared(self, found: PyTree) -> None:
-        """Tell all sites what the method's preparation has found.
+        """Send the result of the method's preparation to all sites.
 
         Raises:
             NoQuorumError: Some site has not heard it.

@@ -1,4 +1,4 @@
-"""What a server computes that hears its clients one by one: cohorts, sums, its own step."""
+"""The computations of a server with separate clients: cohorts, sums, its own step."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,7 +25,7 @@ class Gathering:
     """The compiled functions of the server. Engines of one process may share them.
 
     Attributes:
-        setup: What does not change during a run.
+        setup: The constants of a run.
         like: The shapes of an answer.
     """
 
@@ -43,7 +43,7 @@ class Gathering:
         return self.setup.first_server()
 
     def broadcast(self, server: State) -> Message:
-        """What the clients of a round are sent."""
+        """The message to the clients of a round."""
         return jax.device_get(self.setup.algorithm.broadcast(server))
 
     def cohort(self, t: int) -> list[tuple[int, float]]:
@@ -96,7 +96,7 @@ class Gathering:
             t: The round.
             server: The server's state before.
             heard: The answers that count, and the weights of their clients.
-            counts: What became of the messages; `clients` counts all who were heard, and
+            counts: Counts of the messages by outcome; `clients` counts all who were heard, and
                 `diverged` those of them whose values are not finite.
 
         Returns:

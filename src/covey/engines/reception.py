@@ -21,7 +21,7 @@ Table = Int64[np.ndarray, "clients 2"]  # epoch and round of a stamp per client
 
 
 class Study(NamedTuple):
-    """What every message of a study names.
+    """The identity of a study, which every message names.
 
     Attributes:
         name: Name of the study.
@@ -55,15 +55,15 @@ class Reception:
 
     Args:
         study: The study.
-        messages: What each site was sent, by its name.
+        messages: The message sent to each site, by its name.
         most_bytes: Bytes that an answer may have.
 
     Attributes:
         answers: The body of each answer, by the name of the site.
-        refusals: Why a site did not answer, by its name; the last one it gave.
+        refusals: Reason of each site that did not answer, by its name; the last one it gave.
         repeated: Answers that had come before.
         late: Answers to other messages: of rounds that are over.
-        damaged: Why a message could not be used, by the name of the site that it came from.
+        damaged: Fault of a message that could not be used, by the name of its site.
         bytes_up: Bytes of all that came back.
         bytes_down: Bytes of what was sent, counted by `send`.
     """
@@ -90,14 +90,14 @@ class Reception:
 
     @property
     def heard(self) -> int:
-        """How many sites have answered, or said that their values are not finite."""
+        """The count of sites that have answered, or reported values that are not finite."""
         return len(self.answers.keys() | self.diverged)
 
     def receive(self, name: str, message: bytes) -> bool:
         """Take a message that came back.
 
         Args:
-            name: Who sent it, as the transport knows the sender.
+            name: The sender, as the transport knows it.
             message: The bytes.
 
         Returns:
@@ -138,7 +138,7 @@ class Reception:
         self.refusals[name] = refusal
 
     def silent(self) -> str:
-        """What became of those who were asked and gave no answer that counts, in words."""
+        """The sites without an answer that counts, with their reasons, in words."""
         lines = []
         for name in self.messages:
             if name in self.answers:
@@ -146,7 +146,7 @@ class Reception:
             if name in self.refusals:
                 lines.append(f"{name!r} refused: {self.refusals[name].text}")
             elif name in self.damaged:
-                lines.append(f"{name!r} sent what cannot be used: {self.damaged[name]}")
+                lines.append(f"{name!r} sent an answer that cannot be used: {self.damaged[name]}")
             else:
                 lines.append(f"{name!r} did not answer in time")
         return "; ".join(lines)

@@ -58,16 +58,16 @@ class Site:
         data: The rows of each split.
         study: Name of the study.
         digest: Digest of its configuration; messages of another one are refused.
-        store: Where the site's memory is kept. Default: in memory.
-        secret: Where the random values of its uploads come from: minibatches, noise, rounding. A
-            deployed site makes one of its own (`core.keys.secret_key`) and tells nobody: privacy
+        store: Store of the site's memory. Default: in memory.
+        secret: Secret key of the random values of its uploads: minibatches, noise, rounding. A
+            deployed site makes its own (`core.keys.secret_key`) and shows it to nobody: privacy
             rests on it. None takes the run's root, which the server knows; then a run can be
             repeated, and is simulated.
-        report: What the site reports beside its uploads: (what, values) -> values to report, or
+        report: Filter of the values reported beside uploads: (what, values) -> values to report, or
             None to keep them. Default: everything that the method reports.
-        decline: Which questions the site does not answer, and why. Default: it answers all that
-            the method has.
-        hello: What the site answers to a greeting, as JSON. Default: nothing.
+        decline: Gives the reason not to answer a question, or None. Default: the site answers all
+            questions of the method.
+        hello: Answer to a greeting, as JSON. Default: nothing.
         most_bytes: Bytes that a message to the site may have.
     """
 
@@ -151,14 +151,14 @@ class Site:
         return memory, protocol.seal(envelope.answer(message))
 
     def _check_address(self, envelope: Envelope) -> None:
-        """A refusal of what is for others, of another study, or no request."""
+        """A refusal of a message for others, of another study, or that is no request."""
         if envelope.is_answer:
             raise WireError("a site answers, and is not answered")
         if envelope.receiver != self.name or envelope.sender != SERVER:
             raise RefusedError(
                 Reason.MISDIRECTED,
                 f"site {self.name!r} got a message from {envelope.sender!r} to "
-                f"{envelope.receiver!r}; it hears {SERVER!r} alone",
+                f"{envelope.receiver!r}; it takes messages of {SERVER!r} alone",
             )
         if envelope.study != self.study or envelope.digest != self.digest:
             raise RefusedError(
@@ -252,14 +252,14 @@ class Site:
         return protocol.seal(envelope.answer(message), pack_answer(answer, used))
 
     def _root(self, programs: Programs | Queries, message: bytes, node: bytes) -> Key[Array, ""]:
-        """Where the random values of an answer come from."""
+        """The random key of an answer."""
         return programs.root if self._secret is None else message_key(self._secret, message, node)
 
     def _programs(self, memory: Memory) -> Programs:
         if self.workshop.needs_preparation and not memory.prepared:
             raise RefusedError(
                 Reason.MISSING,
-                "the method has to be prepared first, and the site has not heard what was found",
+                "the method has to be prepared first, and the site has not received its result",
             )
         return self.workshop.programs(memory.prepared)
 
@@ -269,28 +269,26 @@ class Site:
         return self._programs(memory).queries
 
     def _unpacked(self, memory: Memory, content: bytes) -> PyTree:
-        """A tree that says what it is."""
+        """A tree that carries its own outline."""
         unprepared = self.workshop.needs_preparation and not memory.prepared
         return outline.unpack(content, () if unprepared else self._programs(memory).known)
 
     @property
     def node(self) -> Node | None:
-        """What the site keeps, as far as it is known to be accepted; None before its first
-        upload was.
-        """
+        """The site's node after its last accepted upload; None before the first was accepted."""
         memory = self.store.load()
         held = memory.node
         return None if held is None else wire.unpack(held, self._programs(memory).shapes.node)
 
     def settle(self, envelope: Envelope) -> None:
-        """Commit or drop what is pending, as a message with this envelope would."""
+        """Commit or drop the pending node, as a message with this envelope would."""
         memory = self.store.load()
         fresh = settled(memory, envelope)
         if fresh != memory:
             self.store.save(fresh)
 
     def published(self) -> tuple[int, Message] | None:
-        """The last round and what to predict with after it; None while the study runs."""
+        """The last round and the state to predict with after it; None while the study runs."""
         memory = self.store.load()
         if memory.finished < 0:
             return None
@@ -319,7 +317,7 @@ class Site:
         return programs.draws(key, down, self.state(t, down), self.data["train"], count)
 
     def state(self, t: int, down: Message) -> State:
-        """What the site predicts with: the state it kept, brought up to date by the method; or one
+        """The state that the site predicts with: its own, brought up to date by the method; or one
         adapted from the broadcast.
         """
         memory = self.store.load()
@@ -349,7 +347,7 @@ def refused(message: bytes, envelope: Envelope, refusal: Refusal) -> bytes:
 
 @contextmanager
 def _fitting(what: str) -> Iterator[None]:
-    """Arrays that say what they are may be others than the method can use."""
+    """A context: arrays with an outline of their own may not suit the method."""
     try:
         yield
     except MISFITS as error:

@@ -1,4 +1,4 @@
-"""What a site remembers of a study, and the rule of acknowledgement, without any arithmetic.
+"""A site's memory of a study, and the rule of acknowledgement, without any arithmetic.
 
 A site holds the node that the server's state contains (`current`), a pending one, whose upload was
 sent and may or may not have arrived, and those that a checkpoint of the server goes back to. Every
@@ -39,18 +39,18 @@ class Answered(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a site remembers.
+    """A site's memory of a study.
 
     Attributes:
         epoch: The largest epoch that the site has heard of.
         current: The last upload that the server accepted.
-        nodes: The node after each upload that may be gone on from, as bytes; `current` is one of
+        nodes: The node after each upload that may be continued from, as bytes; `current` is one of
             them unless it is NEVER.
         answered: The last round answered; its node is pending while `pending` is true.
-        pending: Whether it is still open what became of that upload.
-        prepared: What the method's preparation has found, with its outline; empty without one.
+        pending: Whether the outcome of that upload is still open.
+        prepared: Result of the method's preparation, with its outline; empty without one.
         prepared_in: The epoch of that.
-        published: What the site predicts with after the last round, with its outline; empty before.
+        published: State to predict with after the last round, with its outline; empty before.
         finished: The round after which the study was stopped.
     """
 
@@ -79,7 +79,7 @@ class RefusedError(Exception):
 
 
 def check_epoch(memory: Memory, envelope: Envelope) -> None:
-    """Whether the message is of the server that was started last.
+    """A refusal of messages that are not of the server that was started last.
 
     Raises:
         RefusedError: The site has heard of a server that was started later.

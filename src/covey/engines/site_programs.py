@@ -1,4 +1,4 @@
-"""What a site computes: the compiled functions of a method. Sites of one process share them."""
+"""The programs of a site: the compiled functions of a method. Sites of one process share them."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -26,7 +26,7 @@ FIRST_QUESTION = 2**30  # the first number that is folded into a client's key fo
 
 
 class Asked(NamedTuple):
-    """A question: which one it is, and what clients are sent with it."""
+    """A question: its index, and the arrays sent with it."""
 
     index: Int[Array, ""]
     content: Message
@@ -115,18 +115,18 @@ class Queries:
 
 
 def _is_double(asked: Asked) -> bool:
-    """Whether there are values in double precision in what was sent."""
+    """Whether a question has values in double precision."""
     return any(np.asarray(leaf).dtype == np.float64 for leaf in jax.tree.leaves(asked))
 
 
 class Workshop:
-    """Makes the programs of a method at a site, once it is known what its preparation found.
+    """Makes the programs of a method at a site, once the result of its preparation is known.
 
     Args:
         method: The method, prepared or not.
         spec: Shapes and counts of the rows, as the server has them (`setup.spec_of`).
         seed: Seed of the run.
-        channel: What uploads pass through; None where nothing changes them.
+        channel: Codec of the uploads; None without one.
     """
 
     def __init__(self, method: Algorithm, spec: Spec, *, seed: int, channel: Channel | None = None):
@@ -135,17 +135,17 @@ class Workshop:
 
     @property
     def needs_preparation(self) -> bool:
-        """Whether the method has to find something out before its first round."""
+        """Whether the method has a preparation before its first round."""
         return self.method.preparation is not None
 
     @cached_property
     def preparation(self) -> Queries:
-        """What may be asked before the first round."""
+        """The questions before the first round."""
         found = self.method.preparation
         return Queries({} if found is None else found.queries, root_key(self._seed))
 
     def programs(self, prepared: bytes) -> Programs:
-        """The programs; `prepared` is what the preparation found, with its outline.
+        """The programs; `prepared` is the result of the preparation, with its outline.
 
         Raises:
             WireError: `prepared` cannot be read.
@@ -179,7 +179,7 @@ class Ready:
 
 
 def queries_of(algorithm: Algorithm) -> Mapping[str, Query]:
-    """What a method may ask of clients while it runs, and of its result."""
+    """The questions of a method to clients during and after its rounds."""
     shared = algorithm.posterior.shared
     return {} if shared is None else shared.queries
 

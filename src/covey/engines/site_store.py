@@ -1,4 +1,4 @@
-"""Where a site keeps its memory: one SQLite file per study, one transaction per message."""
+"""The store of a site's memory: one SQLite file per study, one transaction per message."""
 
 import os
 import sqlite3

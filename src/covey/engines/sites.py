@@ -60,7 +60,7 @@ class SitesState(NamedTuple):
 
 
 class SitesSnapshot(NamedTuple):
-    """What a checkpoint holds: the state, its epoch, and the uploads in the checkpoint before."""
+    """The content of a checkpoint: the state, its epoch, and the uploads of the one before."""
 
     round: Any
     server: State
@@ -74,14 +74,14 @@ class Sites:
 
     Args:
         algorithm: The method, prepared.
-        roster: Who takes part.
-        connection: The line to the sites, which are called as in the roster.
+        roster: The sites that take part.
+        connection: The connection to the sites, which have their names in the roster.
         seed: Seed of everything that the server draws, and of sites without a secret.
-        cohort: Who takes part in a round. Default: everyone.
-        channel: What uploads pass through. Default: nothing changes them.
-        rounds: How many rounds are planned; None where that is open.
+        cohort: Sampler of the clients of a round. Default: all clients in every round.
+        channel: Codec of the uploads. Default: none.
+        rounds: Number of planned rounds; None where that is open.
         quorum: Sites that must answer before a round is closed; of a smaller cohort, all. Default:
-            everyone in the cohort.
+            all of the cohort.
         gathering: The server's compiled functions, where another engine has them already.
     """
 
@@ -146,7 +146,7 @@ class Sites:
         return state, lines
 
     def broadcast(self, state: SitesState) -> Message:
-        """What clients would evaluate and predict with now."""
+        """The state that clients would evaluate and predict with now."""
         return published(self.algorithm, state.server)
 
     def evaluate(
@@ -215,7 +215,7 @@ class Sites:
         self._at_the_site("posterior draws", int(clients[0]))
 
     def seen(self, state: SitesState) -> np.ndarray:
-        """Which clients have taken part so far."""
+        """By client: whether it has taken part so far."""
         return state.accepted[:, 0] >= 0
 
     def snapshot(self, state: SitesState) -> SitesSnapshot:
@@ -254,15 +254,15 @@ class Sites:
         """Tell all sites which of their uploads the server has accepted, without asking anything.
 
         Returns:
-            The names of the sites that have not heard it. They will with the next message.
+            The names of the sites that were not reached. They will with the next message.
         """
         return tuple(self._ask_all(Kind.ACKNOWLEDGE, state, b"", len(self.names)).open)
 
     def finish(self, state: SitesState, down: Message | None = None) -> tuple[str, ...]:
-        """Tell all sites that the study has ended, and what to predict with.
+        """Tell all sites that the study has ended, and send the state to predict with.
 
         Returns:
-            The names of the sites that have not heard it.
+            The names of the sites that were not reached.
         """
         sent = self.broadcast(state) if down is None else down
         found = self._ask_all(Kind.STOP, state, self._described(sent), len(self.names))
@@ -353,13 +353,16 @@ class Sites:
         return jax.eval_shape(measured, self.setup.root, down, rows)
 
     def _tell(self, found: Reception, quiet: Sequence[Reason]) -> None:
-        """Warn once per site of what it refuses, or sends that cannot be used."""
+        """Warn once per site of its refusals and of answers that cannot be used."""
         refused = {
             name: f"refuses to answer: {refusal.text}"
             for name, refusal in found.refusals.items()
             if refusal.reason not in quiet
         }
-        damaged = {name: f"sent what cannot be used: {why}" for name, why in found.damaged.items()}
+        damaged = {
+            name: f"sent an answer that cannot be used: {why}"
+            for name, why in found.damaged.items()
+        }
         for name, text in {**refused, **damaged}.items():
             if name not in self._told:
                 self._told.add(name)

@@ -1,4 +1,4 @@
-"""How messages travel between a server and its sites: bytes out, bytes back."""
+"""The transport of messages between a server and its sites: bytes out, bytes back."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Transport(Protocol):
 
 
 class Mishaps(NamedTuple):
-    """Probabilities of what goes wrong with each message in memory, independently.
+    """Probabilities of faults of each message in memory, independently.
 
     Attributes:
         lose_down: The message is lost on its way to the site.
@@ -48,7 +48,7 @@ class Mishaps(NamedTuple):
 
 
 class MemoryTransport:
-    """A server and its sites in one process, with a seeded plan of what goes wrong.
+    """A server and its sites in one process, with a seeded plan of faults.
 
     Args:
         handlers: The sites by name.

@@ -92,7 +92,7 @@ class StudyController(TaskController):
 
 
 def purpose(message: bytes) -> str:
-    """What a message is for, in words.
+    """The purpose of a message, in words.
 
     Args:
         message: A message of the server to a site.

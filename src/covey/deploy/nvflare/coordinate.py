@@ -26,7 +26,7 @@ _STUDIES, _ORDER, _OUTCOME = "studies", ".order.json", ".outcome.json"
 
 
 class Order(NamedTuple):
-    """What the coordinator wants: a study, at which sites, with which settings."""
+    """The order of the coordinator: a study, its sites, and settings."""
 
     name: str
     sites: list[str]
@@ -36,7 +36,7 @@ class Order(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a study ended: done, stopped, waiting for a site or failed; why, and its last status."""
+    """The end of a study: done, stopped, waiting for a site or failed; why, and its last status."""
 
     how: str
     why: str
@@ -108,7 +108,7 @@ def load(kit: Kit, name: str) -> Order:
 
 
 def last_outcome(kit: Kit, name: str) -> Outcome | None:
-    """How a study ended that this coordinator has watched."""
+    """The end of a study that this coordinator has watched."""
     path = kit.folder / _STUDIES / f"{name}{_OUTCOME}"
     return Outcome(**json.loads(path.read_text("utf-8"))) if path.is_file() else None
 

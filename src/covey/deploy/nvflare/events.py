@@ -1,4 +1,4 @@
-"""What happens at a server or a site, read from the console of its process.
+"""Events at a server or a site, read from the console of its process.
 
 NVFlare and gRPC write who joins, who leaves and whose certificate is refused as lines of text.
 These patterns are of NVFlare 2.9; a test looks for them in a real console.
@@ -64,7 +64,7 @@ _PATTERNS = {
 
 
 class Follower:
-    """Reads what was added to a kit's console, and keeps refusals in a file of the kit."""
+    """Reads new lines of a kit's console, and keeps refusals in a file of the kit."""
 
     def __init__(self, kit: Kit):
         self._kit, self._patterns = kit, _PATTERNS[kit.kind]
@@ -95,7 +95,7 @@ class Follower:
 
 
 def refusals(folder: Path) -> list[dict[str, Any]]:
-    """What a kit's owner has refused: each reason once, with how often and when last."""
+    """The refusals of a kit: each reason once, with its count and the time of the last."""
     path = folder / REFUSALS
     if not path.is_file():
         return []

@@ -27,7 +27,7 @@ class StudyExecutor(Executor):
         self._close: Callable[[], None] | None = None
 
     def open_handler(self) -> Callable[[bytes], bytes]:
-        """What answers messages, made from the site's own file.
+        """The handler of messages, made from the site's own file.
 
         Nothing of it comes from the job: the site's process was started with the file's name.
         """

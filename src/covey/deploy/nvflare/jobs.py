@@ -26,7 +26,7 @@ def write_job(
     """Write the folder that NVFlare takes as a job.
 
     Args:
-        folder: Where the job's folder is made.
+        folder: Parent of the job's folder.
         name: Name of the study.
         sites: Sites that take part.
         settings: Arguments of the controller.

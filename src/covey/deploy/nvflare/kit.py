@@ -29,7 +29,7 @@ class Kit(NamedTuple):
 
     @property
     def console(self) -> Path:
-        """Where the output of the process goes."""
+        """The file with the output of the process."""
         return self.folder / "console.txt"
 
 
@@ -38,7 +38,7 @@ def read_kit(folder: Path, kind: str) -> Kit:
 
     Args:
         folder: The kit, as `covey deploy init` made it.
-        kind: What it should be: server, site or coordinator.
+        kind: Expected kind: server, site or coordinator.
 
     Returns:
         The kit.

@@ -106,7 +106,7 @@ class Process:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether something takes connections there."""
+    """Whether a process accepts connections at an address."""
     try:
         with socket.create_connection((host, port), timeout=2.0):
             return True

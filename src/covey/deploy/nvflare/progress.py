@@ -1,4 +1,4 @@
-"""How a study goes, in words and numbers for a console."""
+"""The progress of a study, as text for a console."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +28,7 @@ def line(status: dict[str, Any] | None) -> str:
 
 
 def events(before: dict[str, Any] | None, after: dict[str, Any] | None) -> Iterable[str]:
-    """What happened between two looks and should stay on the console."""
+    """Events between two statuses, for lines that stay on the console."""
     if after is None:
         return
     if not (before or {}).get("note"):

@@ -1,4 +1,4 @@
-"""Kits: what the server, each site and the coordinator need to find and to trust each other.
+"""Kits: the certificates and rules of the server, each site and the coordinator.
 
 One authority signs every certificate. A kit carries the rules that its owner enforces: the classes
 that a job may name, that no job may bring code, and what the coordinator may ask for.
@@ -33,11 +33,11 @@ def make_kits(folder: Path, sites: Sequence[str], *, host: str, port: int) -> li
     """Make the kits of a server, its sites and the coordinator, or of sites that join later.
 
     The folder has `server/`, `sites/NAME/`, `coordinator/` and `authority/`. Each kit goes to its
-    owner over a safe way, and `authority/`, which can sign new kits, stays where it is. Kits that
-    are there already are left alone, so that the same command adds sites.
+    owner over a secure channel, and `authority/`, which can sign new kits, stays where it is. Kits
+    that are there already are left alone, so that the same command adds sites.
 
     Args:
-        folder: Where the kits are written.
+        folder: Parent folder of the kits.
         sites: Names of the sites.
         host: Name by which the sites reach the server. With `localhost` the server listens on the
             loopback interface only.

@@ -42,7 +42,7 @@ def write_server(kit: Path) -> None:
 
 
 def server_resources(kit: Path) -> None:
-    """Write what the server's process is made of, with the folders of this kit."""
+    """Write the components of the server's process, with the folders of this kit."""
     storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     snapshots = {"root_dir": str(kit / "snapshots"), "uri_root": "/"}
     persistor = {"uri_root": "/", "storage": {"path": storage, "args": snapshots}}
@@ -191,7 +191,7 @@ def _component(name: str, path: str, **args: Any) -> dict[str, Any]:
 
 
 def _prune(kit: Path) -> None:
-    """Take out what NVFlare's console needs and Covey does not: scripts, samples, notebooks."""
+    """Remove files that only NVFlare's console needs: scripts, samples, notebooks."""
     for pattern in ("readme.txt", "startup/*.sh", "startup/*.ipynb", "startup/readme.txt"):
         for path in kit.glob(pattern):
             path.unlink()

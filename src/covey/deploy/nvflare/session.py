@@ -80,7 +80,7 @@ def connected(kit: Kit) -> Iterator["Coordinator"]:
 
 
 class Coordinator:
-    """What the coordinator may ask of the server."""
+    """The requests of the coordinator to the server."""
 
     def __init__(self, session: Session, kit: Kit):
         self._session, self.kit = session, kit
@@ -113,7 +113,7 @@ class Coordinator:
         return {one.job_id for one in self._ask(self._session.get_system_info).job_info}
 
     def deployment(self, job_id: str) -> list[str]:
-        """What each site said when it was given the job."""
+        """The answer of each site to the deployment of the job."""
         meta = self._ask(self._session.get_job_meta, job_id)
         return list(meta.get("job_deploy_detail") or [])
 
@@ -125,7 +125,7 @@ class Coordinator:
             raise ValueError(f"the server refused the job: {error}") from None
 
     def status(self, job_id: str) -> dict[str, Any] | None:
-        """How the study goes; None while its process starts or ends."""
+        """The status of the study; None while its process starts or ends."""
         try:
             return self._ask(self._session.do_app_command, job_id, STATUS, {})
         except (JobNotRunning, NoReply, InternalError):
@@ -148,7 +148,7 @@ class Coordinator:
         return bool(answers) and not silent and all(one.get("job_id") != job_id for one in answers)
 
     def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Ask the server; a ValueError that says what to do where it is gone."""
+        """Ask the server; where it is gone, raise a ValueError with a remedy."""
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 return question(*args, **kwargs)

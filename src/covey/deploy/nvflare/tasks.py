@@ -42,7 +42,7 @@ class TaskController(Controller):
         self._tasks: list[Task] = []
         self._outcome: dict[str, Any] | None = None
         self._told = threading.Event()
-        self.note: dict[str, Any] = {}  # what the study says of itself
+        self.note: dict[str, Any] = {}  # the study's own status
         self.transport = TaskTransport(
             self._post,
             self._withdraw,

@@ -1,5 +1,4 @@
-"""Messages to sites and their answers, with what is known of each site: who answered, who is late,
-who is away.
+"""Messages to sites and their answers, with the state of each site: answered, late or away.
 
 A site that missed several exchanges in a row is away: nobody waits for it until it asks for work
 again. NVFlare is not imported here; the controller posts messages and delivers answers.
@@ -25,7 +24,7 @@ class Waiting(Exception):  # noqa: N818
 
 @dataclass
 class Progress:
-    """One exchange: who was asked, who answered after how many seconds, what was sent."""
+    """One exchange: the sites asked, the seconds until each answer, the bytes sent."""
 
     exchange: int = 0
     doing: str = ""
@@ -48,7 +47,7 @@ class TaskTransport:
         aborted: Whether it must stop at once.
         patience: Exchanges in a row that a site may miss before it is away.
         pickup: Seconds that a site that missed the exchange before has to fetch its message.
-        describe: What a message is for, in words. Default: its number.
+        describe: Function that states the purpose of a message. Default: its number.
     """
 
     def __init__(
