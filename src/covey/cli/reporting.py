@@ -92,11 +92,11 @@ def _write_fit(directory: Path, path: Path, data: Path | None) -> None:
     from covey.fitting.store import load_fit
 
     found = load_fit(directory, data=data)
-    place = found.stored.get("place")
-    if data is None and place is not None and Path(place).exists():
+    data_path = found.stored.get("data_path")
+    if data is None and data_path is not None and Path(data_path).exists():
         found.all_tables()  # where the fit has read them
     elif data is None:
-        gone = "" if place is None else f": {place} is not there any more"
+        gone = "" if data_path is None else f": {data_path} is not there any more"
         _note(f"without the sites' tables (--data) there are no sections on predictions{gone}")
     found.report(path)
 
