@@ -19,7 +19,7 @@ from covey.core.algorithm import Plan
 from covey.core.cohort import full
 from covey.core.compiling import compile_quickly
 from covey.core.shard import Shard, bucket_size
-from covey.data.federated import SPLITS, Split
+from covey.data.federated import SPLITS
 from covey.data.roster import spec_from
 from covey.deploy.ledger import SiteLedger
 from covey.deploy.part import Part, Work
@@ -166,20 +166,26 @@ class StudyAtSite:
         self._check_spec(work, spec, own)
         self.mechanism = mechanism_of(work, own, spec.examples or own)
         self.ledger.need_accounting(self.study.name, self.study.method, self.mechanism)
-        workshop = Workshop(work.method, spec, seed=self.study.seed, channel=work.channel)
         self._store = SqliteStore(
             self.folder / "store.sqlite",
             study=self.study.name,
             digest=self.study.digest,
             site=self.site.name,
         )
-        shards: dict[Split, Shard] = {split: work.data.shard(0, split) for split in SPLITS}
+        shards: dict[str, Shard] = {}
+        for split in SPLITS:
+            rows = work.data.shard(0, split)
+            shards[split] = padded(rows, bucket_size(rows.capacity))
+        capacity = shards["train"].capacity
+        workshop = Workshop(
+            work.method, spec, seed=self.study.seed, channel=work.channel, own=capacity
+        )
         shows = self.site.metrics.shown_to == "server"
         self.member = Site(
             self.site.name,
             self.setup.position,
             workshop,
-            {split: padded(one, bucket_size(one.capacity)) for split, one in shards.items()},
+            shards,
             study=self.study.name,
             digest=self.study.digest,
             store=self._store,

@@ -39,7 +39,7 @@ _OTHERS = 3  # rows of other clients in a trace: `Shard.rows` is not what the cl
 
 class Shapes(NamedTuple):
     """Shapes that follow from the method and the data: of the server state, broadcast, node,
-    upload, what is sent of it, and infos.
+    upload, what is sent of it, and the clients' infos.
     """
 
     server: State
@@ -48,7 +48,6 @@ class Shapes(NamedTuple):
     up: Message
     sent: Sent
     client_info: Info
-    server_info: Info
 
 
 class Setup(NamedTuple):
@@ -165,6 +164,7 @@ def agreement_of(
     seed: int,
     channel: Channel | None,
     validate: Callable[[Channel, Message], None] | None = None,
+    own: int | None = None,
 ) -> Agreement:
     """What the server and every client have to agree on.
 
@@ -174,6 +174,7 @@ def agreement_of(
         seed: Seed of the run.
         channel: What uploads pass through; None where nothing changes them.
         validate: (channel, shapes of an upload) raises where they do not fit the plan.
+        own: At a site, the capacity of its rows; see `shapes_of`.
     """
     need_method(algorithm)
     if algorithm.preparation is not None:
@@ -185,7 +186,7 @@ def agreement_of(
         given = channel
     watched = explaining(algorithm)
     traced_once = watched._replace(client=jax.jit(watched.client))
-    plain = shapes_of(traced_once, identity(), root, spec)
+    plain = shapes_of(traced_once, identity(), root, spec, own)
     _need_parts(algorithm, plain.up)
     if given.omega is None or given.omega(plain.up) > 0:  # what loses nothing needs no exceptions
         given = keep_exact(algorithm.exact, given)
@@ -193,15 +194,29 @@ def agreement_of(
         validate(given, plain.up)
     omega = None if given.omega is None else float(given.omega(plain.up))
     spec = spec._replace(omega=omega)
-    shapes = plain if channel is None else shapes_of(traced_once, given, root, spec)
+    shapes = plain if channel is None else shapes_of(traced_once, given, root, spec, own)
     return Agreement(algorithm, given, root, spec, shapes)
 
 
-def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec: Spec) -> Shapes:
+def shapes_of(
+    algorithm: Algorithm,
+    channel: Channel,
+    root: Key[Array, ""],
+    spec: Spec,
+    own: int | None = None,
+) -> Shapes:
     """Shapes of states and messages, found without computing anything.
 
     A client's state and upload must not depend on how many rows it has: a client with one row and
     one with two are compared.
+
+    Args:
+        algorithm: The method.
+        channel: Codec of the uploads.
+        root: The key of the run.
+        spec: Shapes and counts of the rows.
+        own: At a site, the capacity of its rows. A site takes no step of the server: that is not
+            traced there.
     """
 
     def trace(root, rows):
@@ -212,8 +227,10 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         node = first_node(algorithm, channel, root, 0, down, data)
         sent, new, info = node_round(algorithm, channel, root, 0, 0, down, node, data)
         up = channel.decode(sent.payload)
-        after, server_info = algorithm.server(root, server, Aggregate(up, up, *(jnp.ones(()),) * 2))
-        return Shapes(server, down, node, up, sent, info, server_info), new, after
+        after = server
+        if own is None:
+            after, _ = algorithm.server(root, server, Aggregate(up, up, *(jnp.ones(()),) * 2))
+        return Shapes(server, down, node, up, sent, info), new, after
 
     def with_rows(count):
         stored = count + _OTHERS
@@ -221,7 +238,7 @@ def shapes_of(algorithm: Algorithm, channel: Channel, root: Key[Array, ""], spec
         return jax.eval_shape(trace, root, rows)
 
     if algorithm.hooks.fixed_shapes:  # the trace that the rounds use
-        (shapes, new, after) = (larger, _, _) = with_rows(spec.capacity)
+        (shapes, new, after) = (larger, _, _) = with_rows(own or spec.capacity)
     else:
         (shapes, new, after), (larger, _, _) = with_rows(1), with_rows(2)
     name, rows, time = algorithm.name, "with one row and with two", "before a round and after it"

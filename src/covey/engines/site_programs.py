@@ -127,10 +127,21 @@ class Workshop:
         spec: Shapes and counts of the rows, as the server has them (`setup.spec_of`).
         seed: Seed of the run.
         channel: Codec of the uploads; None without one.
+        own: Capacity of the site's rows in its shards.
     """
 
-    def __init__(self, method: Algorithm, spec: Spec, *, seed: int, channel: Channel | None = None):
-        self.method, self._spec, self._seed, self._channel = method, spec, seed, channel
+    def __init__(
+        self,
+        method: Algorithm,
+        spec: Spec,
+        *,
+        seed: int,
+        channel: Channel | None = None,
+        own: int | None = None,
+    ):
+        self.method, self._spec = method, spec
+        self._agreement = partial(agreement_of, seed=seed, channel=channel, own=own)
+        self._seed = seed
         self._made: tuple[bytes, Programs] | None = None
 
     @property
@@ -155,8 +166,7 @@ class Workshop:
             if method.preparation is not None:
                 found = outline.unpack(prepared)
                 method = method.preparation.finish(jax.tree.map(jnp.asarray, found))
-            agreed = agreement_of(method, self._spec, seed=self._seed, channel=self._channel)
-            self._made = prepared, Programs(agreed)
+            self._made = prepared, Programs(self._agreement(method, self._spec))
         return self._made[1]
 
 

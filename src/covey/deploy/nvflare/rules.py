@@ -81,8 +81,7 @@ def server_resources(kit: Path) -> None:
                 _component("job_store", storage),
                 _component(
                     "process_launcher",
-                    "nvflare.app_common.job_launcher.server_process_launcher"
-                    ".ServerProcessJobLauncher",
+                    "covey.deploy.nvflare.launchers.ServerLauncher",
                 ),
             ],
         },
@@ -123,8 +122,7 @@ def write_site(kit: Path) -> None:
                 ),
                 _component(
                     "process_launcher",
-                    "nvflare.app_common.job_launcher.client_process_launcher"
-                    ".ClientProcessJobLauncher",
+                    "covey.deploy.nvflare.launchers.SiteLauncher",
                 ),
             ],
         },
