@@ -82,7 +82,7 @@ class Sum(Gathering):
 
     def __init__(self):
         self.like = Answer(Sent(ZERO, None), Empty())
-        shapes = Shapes(ZERO, ZERO, Node(ZERO, Empty()), ZERO, Sent(ZERO, None), Empty(), Empty())
+        shapes = Shapes(ZERO, ZERO, Node(ZERO, Empty()), ZERO, Sent(ZERO, None), Empty())
         rest = [None] * 6
         self.setup = Setup(*rest, shapes=shapes, sizes=Sizes(64, 64, 64, 64))
         self._decodes = lambda sent: True
