@@ -23,7 +23,10 @@ from covey.engines.simulate import Simulation
 
 SCRIPTS = Path(__file__).parent / "peers"
 PEERS = {  # what to install
-    "fedjax": ["fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13"],
+    "fedjax": [
+        *("fedjax==0.0.17", "jax==0.4.20", "jaxlib==0.4.20", "numpy==1.26.4", "scipy<1.13"),
+        *("ml_dtypes==0.3.2", "dm-haiku==0.0.12", "flax==0.7.5", "orbax-checkpoint==0.4.4"),
+    ],
     "pfl": ["pfl==0.6.0", "torch==2.13.0"],
     "flower": ["flwr[simulation]==1.41.0"],
 }
